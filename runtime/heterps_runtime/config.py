@@ -61,6 +61,7 @@ class RunConfig:
     checkpoint_path: str
     checkpoint_every: int  # steps
     checkpoint_keep: int
+    checkpoint_increments: bool  # whether checkpoints have only the rows that changed, where that pays
     hang_timeout_seconds: float
     pools: dict[str, PoolConfig]
     work_directory: Path
@@ -170,6 +171,7 @@ class RunConfig:
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],
             checkpoint_keep=checkpoint["keep"],
+            checkpoint_increments=checkpoint.get("increments", "Enabled") == "Enabled",
             hang_timeout_seconds=float(spec["runPolicy"]["hangTimeoutSeconds"]),
             pools={
                 pool["metadata"]["name"]: PoolConfig(

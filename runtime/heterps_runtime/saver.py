@@ -5,14 +5,33 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, StateFile, Storage
+from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, RowFile, StateFile, Storage
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Checkpoint, Checkpointed
 
-__all__ = ["Saver"]
+__all__ = ["Part", "Saver"]
+
+
+def _ignore(entries: tuple[FileEntry, ...]) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member's part of a checkpoint.
+
+    Attributes:
+        files: to write.
+        earlier: files of earlier checkpoints that it consists of as well, to be read before these.
+        written: called in the member's thread with the entries of `files`.
+    """
+
+    files: Sequence[StateFile | RowFile]
+    earlier: tuple[FileEntry, ...] = ()
+    written: Callable[[tuple[FileEntry, ...]], None] = field(default=_ignore)
 
 
 @dataclass(frozen=True)
@@ -21,7 +40,7 @@ class _Request:
 
     order: Checkpoint
     committed: Callable[[], int]
-    snapshot: Callable[[], Sequence[StateFile]]
+    snapshot: Callable[[], Part]
 
 
 class Saver:
@@ -40,12 +59,10 @@ class Saver:
         self._writer = CheckpointWriter(storage)
         self._link = link
         self._wake = wake
-        self._done: queue.SimpleQueue[tuple[Checkpoint, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Checkpoint, Part, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
         self._waiting: _Request | None = None
 
-    def save(
-        self, order: Checkpoint, committed: Callable[[], int], snapshot: Callable[[], Sequence[StateFile]]
-    ) -> None:
+    def save(self, order: Checkpoint, committed: Callable[[], int], snapshot: Callable[[], Part]) -> None:
         """Begin a checkpoint, or let it wait until an earlier one is written, which the coordinator has given up.
 
         Two snapshots at a time could take too much memory. If training goes on, the state to save is gone, and
@@ -54,7 +71,7 @@ class Saver:
         Args:
             order: of the coordinator.
             committed: returns the number of committed steps in the state.
-            snapshot: copies the state.
+            snapshot: copies the state, or begins to.
         """
         self._waiting = _Request(order, committed, snapshot)
         self._begin()
@@ -72,19 +89,23 @@ class Saver:
             self._answer(order, (), "training went on while an earlier checkpoint was being written")
             return
 
+        part = request.snapshot()
+        files, part = part.files, replace(part, files=())  # the writer alone holds the copies, and frees each in time
+
         def finished(done: Future[tuple[FileEntry, ...]]) -> None:
-            self._done.put((order, done))
+            self._done.put((order, part, done))
             self._wake()
 
-        self._writer.write(order.folder, request.snapshot()).add_done_callback(finished)
+        self._writer.write(order.folder, files).add_done_callback(finished)
 
     def report(self) -> None:
         """Report finished and failed checkpoints to the coordinator, and begin the one that waits for them."""
         while not self._done.empty():
-            order, done = self._done.get()
+            order, part, done = self._done.get()
             error = done.exception()
             if error is None:
-                self._answer(order, done.result())
+                part.written(done.result())
+                self._answer(order, (*part.earlier, *done.result()))
             else:
                 log(f"checkpoint of step {order.step} failed: {error}")
                 self._answer(order, (), str(error))

@@ -205,11 +205,16 @@ class Storage:
 
     def files(self, folder: str = "") -> list[str]:
         """Sorted names of all files in a folder and below; empty if there is no such folder."""
-        return sorted(name for name, is_folder in self._select(folder, recursive=True) if not is_folder)
+        return sorted(name for name, size in self._select(folder, recursive=True) if size is not None)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Sizes of all files in a folder and below, in bytes, by name in order; empty if there is no such folder."""
+        found = self._select(folder, recursive=True)
+        return {name: size for name, size in sorted(found, key=lambda item: item[0]) if size is not None}
 
     def folders(self) -> list[str]:
         """Sorted names of the folders directly in the root; empty if the root does not exist."""
-        return sorted(name for name, is_folder in self._select("", recursive=False) if is_folder)
+        return sorted(name for name, size in self._select("", recursive=False) if size is None)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
@@ -232,14 +237,15 @@ class Storage:
     def _inner(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
-    def _select(self, prefix: str, recursive: bool) -> Iterator[tuple[str, bool]]:
-        """Yield (name relative to the root, whether it is a folder)."""
+    def _select(self, prefix: str, recursive: bool) -> Iterator[tuple[str, int | None]]:
+        """Yield (name relative to the root, size in bytes, or None of a folder)."""
         selector = pafs.FileSelector(self._inner(prefix), allow_not_found=True, recursive=recursive)
         with self._translated("list", prefix):
             infos = self._filesystem.get_file_info(selector)
         skip = len(self._inner("").rstrip("/")) + 1
         for info in infos:
-            yield info.path[skip:].rstrip("/"), info.type == pafs.FileType.Directory
+            is_folder = info.type == pafs.FileType.Directory
+            yield info.path[skip:].rstrip("/"), None if is_folder else int(info.size or 0)
 
     @contextlib.contextmanager
     def _translated(self, doing: str, name: str) -> Iterator[None]:

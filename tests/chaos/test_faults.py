@@ -25,7 +25,7 @@ MESSAGES: list[tuple[Message, tuple[str, int | None]]] = [
     (Done(1, 7, 0.5, True, {"step": 1.0}), ("done", 7)),
     (Push(3, 8, "worker-0-0", (), {}, {}), ("push", 8)),
     (Ack(9), ("ack", 9)),
-    (Checkpoint(1, 20, "step-20"), ("checkpoint", 20)),
+    (Checkpoint(1, 20, "step-20", None), ("checkpoint", 20)),
     (Evaluate(2, 5), ("evaluate", None)),
     (Pulse(1, 'says {"op":', {}), ("pulse", None)),
     (Probe(), ("probe", None)),

@@ -177,10 +177,10 @@ def change_metadata(storage: Storage, name: str, old: bytes, new: bytes) -> None
 
 def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> None:
     name = f"{FOLDER}/dense-0.safetensors"
-    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"2"')
-    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 2"):
+    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"3"')
+    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 3"):
         _ = file.origin
-    change_metadata(checkpoints, name, b'"version":"2"', b'"version":"x"')
+    change_metadata(checkpoints, name, b'"version":"3"', b'"version":"x"')
     with TensorFile(checkpoints, name) as file, pytest.raises(DamagedError):
         _ = file.origin
 
@@ -188,13 +188,13 @@ def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> Non
 def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: Storage) -> None:
     name = f"{FOLDER}/manifest.json"
     document = json.loads(checkpoints.read(name))
-    document["manifest"]["version"] = 2  # its checksum may be another one
+    document["manifest"]["version"] = 3  # its checksum may be another one
     checkpoints.write_atomic(name, json.dumps(document).encode())
     for read in (lambda: find_latest(checkpoints), lambda: check_checkpoint(checkpoints, FOLDER)):
         with pytest.raises(UnsupportedVersionError) as caught:
             read()
         assert str(caught.value) == (
-            f"the checkpoint {FOLDER} has version 2, but this program reads versions up to 1; "
+            f"the checkpoint {FOLDER} has version 3, but this program reads versions up to 2; "
             "use the HeterPS release that wrote it, or a later one"
         )
 

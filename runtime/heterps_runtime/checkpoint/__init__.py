@@ -19,7 +19,8 @@ from heterps_runtime.checkpoint.manifest import (
 )
 from heterps_runtime.checkpoint.ownership import Ownership, take_over
 from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
-from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, StateFile, commit, dense_arrays, row_arrays
+from heterps_runtime.checkpoint.rows import RowPart, row_arrays
+from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, RowFile, StateFile, commit, dense_arrays
 from heterps_runtime.storage import Storage, StorageError
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "FileEntry",
     "Origin",
     "Ownership",
+    "RowFile",
+    "RowPart",
     "StateFile",
     "Storage",
     "StorageError",

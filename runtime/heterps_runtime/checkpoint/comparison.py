@@ -129,6 +129,9 @@ def _rows(
     for dim, found in pieces.items():
         keys, rows = np.concatenate([k for k, _ in found]), np.concatenate([r for _, r in found])
         order = np.argsort(keys, kind="stable")
+        last = np.ones(len(keys), np.bool_)  # of equal keys, the newest row
+        last[:-1] = keys[order][1:] != keys[order][:-1]
+        order = order[last]
         sorted_rows[dim] = (keys[order], rows[order])
     return sorted_rows
 

@@ -185,8 +185,7 @@ class _Export:
         """Write the trained rows of a large table, sorted by id; returns their number."""
         keep = _of_table(table)
         parts = [keys[keep(keys)] & _ID_MASK for keys in iterate_keys(self._storage, self._manifest)]
-        ids = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        ids.sort()
+        ids = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
         specs = {
             "ids": TensorSpec(np.dtype(np.int64), (len(ids),)),
             "rows": TensorSpec(np.dtype(table.dtype), (len(ids), table.dim)),

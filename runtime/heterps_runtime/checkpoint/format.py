@@ -5,6 +5,10 @@ A file is the header's length in eight bytes, a JSON header, and the bytes of th
 an array is known before its bytes are, so a file is written without a second copy in memory. The safetensors library
 builds the whole file in memory first, which would double a shard's memory at each checkpoint.
 
+Rows are written in pieces that are copied while the file is being written: arrays `group-16/0/keys`, `group-16/0/rows`
+and `group-16/0/state/sum` have the first piece of the rows of dimension 16. If there is only one, they are
+`group-16/keys` and so on.
+
 The header's metadata has the version of this layout and the commit that the state belongs to, so that a file of another
 step cannot get into a checkpoint.
 
@@ -21,7 +25,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +36,22 @@ from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
-__all__ = ["FileEntry", "Origin", "TensorFile", "TensorSpec", "create_tensor_file", "verify_file", "write_tensors"]
+__all__ = [
+    "FileEntry",
+    "Origin",
+    "TensorFile",
+    "TensorSpec",
+    "create_tensor_file",
+    "specs_of",
+    "verify_file",
+    "wide_first",
+    "write_stream",
+    "write_tensors",
+]
 
 Array = npt.NDArray[Any]
 
-_VERSION = 1  # of a state file
+_VERSION = 2  # of a state file; files without rows in several pieces are of version 1
 _CHUNK_BYTES = 8 << 20  # few system calls, yet small against a shard's memory
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 _MAX_AXES = 32  # of an array; some releases of NumPy allow more
@@ -59,17 +74,6 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True)
-class FileEntry:
-    """A state file as the manifest lists it."""
-
-    name: str  # relative to the checkpoint's own folder
-    bytes: int
-    checksum: str  # "crc32:" and eight hexadecimal digits, over the whole file
-    role: str  # "rows" | "dense" | "buffers"
-    index: int = 0  # of the shard for rows, of the stage otherwise
-
-
-@dataclass(frozen=True)
 class Origin:
     """The commit that a state belongs to."""
 
@@ -78,6 +82,29 @@ class Origin:
 
     def __str__(self) -> str:
         return f"step {self.step}, lineage {self.lineage}"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A state file as the manifest lists it."""
+
+    name: str  # relative to its folder
+    bytes: int
+    checksum: str  # "crc32:" and eight hexadecimal digits, over the whole file
+    role: str  # "rows" | "dense" | "buffers"
+    index: int = 0  # of the shard for rows, of the stage otherwise
+    added: int | None = None  # rows that no earlier file of the shard has; None: all of them, or not a file of rows
+    folder: str = ""  # of the earlier checkpoint that wrote it; empty: the checkpoint's own
+    origin: Origin | None = None  # its commit, if an earlier checkpoint wrote it
+
+    def earlier(self, folder: str, origin: Origin) -> FileEntry:
+        """The same file as a later checkpoint lists it.
+
+        Args:
+            folder: of the checkpoint that lists it so.
+            origin: of that checkpoint.
+        """
+        return self if self.folder else replace(self, folder=folder, origin=origin)
 
 
 @dataclass(frozen=True)
@@ -99,6 +126,20 @@ class TensorSpec:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
+def specs_of(arrays: Mapping[str, Array]) -> dict[str, TensorSpec]:
+    """Types and shapes of arrays.
+
+    Raises:
+        ValueError: an array's type cannot be stored.
+    """
+    return {key: TensorSpec(_little_endian(key, value.dtype), value.shape) for key, value in arrays.items()}
+
+
+def wide_first(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """The names in an order that aligns each array, as in the safetensors library: wide types first."""
+    return sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+
+
 def write_tensors(
     storage: Storage,
     folder: str,
@@ -108,40 +149,67 @@ def write_tensors(
     origin: Origin,
     role: str,
     index: int = 0,
+    added: int | None = None,
 ) -> FileEntry:
-    """Write `folder/name` with all arrays, completely or not at all.
-
-    The arrays must not change until this returns. They are not copied, except those that are not contiguous (8 MB at a
-    time).
-
-    Args:
-        storage: where to write.
-        folder: the checkpoint's folder.
-        name: the file's name in it.
-        arrays: name -> array of any shape; float, integer or bool.
-        origin: the commit that the arrays belong to.
-        role: what the file holds: "rows", "dense" or "buffers".
-        index: the shard's or stage's index.
+    """Write `folder/name` with all arrays, name -> array of any shape; see `write_stream`.
 
     Raises:
         StorageError: the file cannot be written; nothing is left behind.
         ValueError: an array's type cannot be stored.
     """
-    specs = {key: TensorSpec(_little_endian(key, value.dtype), value.shape) for key, value in arrays.items()}
-    metadata = {"version": str(_VERSION), "step": str(origin.step), "lineage": str(origin.lineage)}
-    header, placed = _header(specs, metadata)
+    specs = specs_of(arrays)
+    ordered = {name: specs[name] for name in wide_first(specs)}
+    values = (arrays[name] for name in ordered)
+    return write_stream(storage, folder, name, ordered, values, origin=origin, role=role, index=index, added=added)
+
+
+def write_stream(
+    storage: Storage,
+    folder: str,
+    name: str,
+    specs: Mapping[str, TensorSpec],
+    arrays: Iterable[Array],
+    *,
+    origin: Origin,
+    role: str,
+    index: int = 0,
+    version: int = 1,
+    added: int | None = None,
+) -> FileEntry:
+    """Write `folder/name` with all arrays, completely or not at all.
+
+    An array must not change until the next one is asked for. Arrays are not copied, except those that are not
+    contiguous (8 MB at a time).
+
+    Args:
+        storage: where to write.
+        folder: the checkpoint's folder.
+        name: the file's name in it.
+        specs: name -> type and shape of each array, in the order of the file.
+        arrays: the arrays of `specs`, in this order.
+        origin: the commit that the arrays belong to.
+        role: what the file holds: "rows", "dense" or "buffers".
+        index: the shard's or stage's index.
+        version: of the layout, see `_VERSION`.
+        added: see `FileEntry`.
+
+    Raises:
+        StorageError: the file cannot be written; nothing is left behind.
+    """
+    metadata = {"version": str(version), "step": str(origin.step), "lineage": str(origin.lineage)}
+    header = _header(specs, metadata)
     checksum, size = 0, 0
 
     def chunks() -> Iterator[memoryview]:
         nonlocal checksum, size
-        parts = (chunk for key, spec in placed.items() for chunk in _array_chunks(arrays[key], spec))
+        parts = (chunk for spec, array in zip(specs.values(), arrays, strict=True) for chunk in _chunks(array, spec))
         for chunk in itertools.chain([memoryview(header)], parts):
             checksum = zlib.crc32(chunk, checksum)
             size += len(chunk)
             yield chunk
 
     storage.write_atomic(f"{folder}/{name}", chunks())
-    return FileEntry(name, size, _crc_text(checksum), role, index)
+    return FileEntry(name, size, _crc_text(checksum), role, index, added)
 
 
 def verify_file(storage: Storage, folder: str, entry: FileEntry, origin: Origin, *, contents: bool = True) -> None:
@@ -150,8 +218,8 @@ def verify_file(storage: Storage, folder: str, entry: FileEntry, origin: Origin,
     Args:
         storage: where the file is.
         folder: the checkpoint's folder.
-        entry: expected name, size and checksum.
-        origin: expected commit.
+        entry: expected name, size and checksum; and folder and commit, if an earlier checkpoint wrote the file.
+        origin: the checkpoint's commit.
         contents: read the whole file and compare the checksum; otherwise read its header only.
 
     Raises:
@@ -159,7 +227,7 @@ def verify_file(storage: Storage, folder: str, entry: FileEntry, origin: Origin,
         UnsupportedVersionError: it was written by a newer release.
         StorageError: the file cannot be read.
     """
-    name = f"{folder}/{entry.name}"
+    name, origin = f"{entry.folder or folder}/{entry.name}", entry.origin or origin
     size = storage.size(name)
     if size is None:
         raise DamagedError(f"{entry.name} is missing")
@@ -173,7 +241,7 @@ def verify_file(storage: Storage, folder: str, entry: FileEntry, origin: Origin,
             )
     with TensorFile(storage, name) as file:
         if file.origin != origin:
-            raise DamagedError(f"{entry.name} has the state of {file.origin}, the checkpoint is of {origin}")
+            raise DamagedError(f"{entry.name} has the state of {file.origin}, and should have that of {origin}")
 
 
 def _checksum(storage: Storage, name: str, size: int) -> str:
@@ -310,8 +378,9 @@ def create_tensor_file(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str,
     Raises:
         StorageError: the disk is full, or the file cannot be created.
     """
-    header, placed = _header(specs, {"format": "pt"})  # some loaders refuse a file without it
-    total = len(header) + sum(spec.num_bytes for spec in placed.values())
+    ordered = {name: specs[name] for name in wide_first(specs)}
+    header = _header(ordered, {"format": "pt"})  # some loaders refuse a file without it
+    total = len(header) + sum(spec.num_bytes for spec in specs.values())
     try:
         with path.open("wb") as stream:
             stream.write(header)
@@ -321,10 +390,12 @@ def create_tensor_file(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str,
         path.unlink(missing_ok=True)
         raise StorageError.of("write", str(path), error) from error
     mapped = np.memmap(path, dtype=np.uint8, mode="r+")
-    return {
-        name: mapped[spec.start : spec.start + spec.num_bytes].view(spec.dtype).reshape(spec.shape)
-        for name, spec in placed.items()
-    }
+    arrays, start = {}, len(header)
+    for name, spec in ordered.items():
+        stop = start + spec.num_bytes
+        arrays[name] = mapped[start:stop].view(spec.dtype).reshape(spec.shape)
+        start = stop
+    return arrays
 
 
 def _reserve(descriptor: int, total: int) -> None:
@@ -338,16 +409,11 @@ def _reserve(descriptor: int, total: int) -> None:
         position += os.pwrite(descriptor, zeros[: total - position], position)
 
 
-def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, TensorSpec]]:
-    """The first bytes of a file, and the place of each array, in the order of writing.
-
-    Wide types come first, as in the library, so that each array is aligned.
-    """
-    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file with arrays in this order."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name in order:
-        spec = specs[name]
+    for name, spec in specs.items():
         entries[name] = {
             "dtype": _NAMES[spec.dtype],
             "shape": list(spec.shape),
@@ -356,16 +422,12 @@ def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
         offset += spec.num_bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    header = struct.pack("<Q", len(text)) + text
-    placed, offset = {}, len(header)
-    for name in order:
-        placed[name] = TensorSpec(specs[name].dtype, specs[name].shape, offset)
-        offset += specs[name].num_bytes
-    return header, placed
+    return struct.pack("<Q", len(text)) + text
 
 
-def _array_chunks(array: Array, spec: TensorSpec) -> Iterable[memoryview]:
+def _chunks(array: Array, spec: TensorSpec) -> Iterable[memoryview]:
     """The bytes of an array in pieces of about 8 MB, copied only if the array is not contiguous."""
+    assert array.shape == spec.shape, "the header says so"
     flat = array.reshape(1) if not array.shape else array
     step = max(1, _CHUNK_BYTES // max(1, spec.item_bytes))
     for start in range(0, len(flat), step):

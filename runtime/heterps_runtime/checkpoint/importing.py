@@ -18,7 +18,8 @@ from heterps_runtime.checkpoint.errors import ImportedModelError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
 from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, find_latest
 from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows, read_dense
-from heterps_runtime.checkpoint.writer import dense_arrays, row_arrays
+from heterps_runtime.checkpoint.rows import row_arrays
+from heterps_runtime.checkpoint.writer import dense_arrays
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.storage import Storage
 
@@ -57,9 +58,14 @@ def import_values(
             f"model.initFrom.path: {path} has no valid checkpoint{why}; name the checkpoint.path of a job that has one"
         )
     entries: list[FileEntry] = []
-    for number, (dim, keys, rows) in enumerate(_collected(iterate_rows(source, manifest, with_state=False))):
-        arrays = row_arrays({dim: (keys, rows, {})})
-        entries.append(_write(target, folder, f"rows-{number}", arrays, "rows", number))
+    for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid
+        added = file.added
+        for dim, keys, rows in _collected(iterate_rows(source, manifest, files=[file], with_state=False)):
+            number = len(entries)
+            arrays = row_arrays({dim: (keys, rows, {})})
+            entry = _write(target, folder, f"rows-{number}", arrays, "rows", number)
+            entries.append(replace(entry, added=added))
+            added = None if added is None else 0
     for role in ("dense", "buffers"):
         values = {n: v for n, v in read_dense(source, manifest, role=role).items() if "::" not in n}
         if values:

@@ -5,6 +5,9 @@
             rows-0.safetensors       files of shards and stages, named by their writers
             dense-0.safetensors
             manifest.json            written last; it makes the checkpoint valid
+        step-000000160.3-2c624232/
+            rows-0.safetensors       rows that have changed since; the manifest also lists the files of step 120
+            ...
         owners/                      which run may write here (ownership.py)
 
 Each attempt at a checkpoint draws its own name, so no two ever write to the same folder. The term (ownership.py) goes
@@ -21,7 +24,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
@@ -34,10 +37,10 @@ __all__ = [
     "ID_BITS",
     "MANIFEST_NAME",
     "CheckpointManifest",
+    "Superseded",
     "TableRecord",
     "check_checkpoint",
     "checkpoint_folders",
-    "delete_checkpoint",
     "differences",
     "explain_mismatch",
     "find_latest",
@@ -50,7 +53,7 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.json"
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
-_VERSION = 1
+_VERSION = 2  # of manifests that list files of earlier checkpoints; others are of version 1
 _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
 
 
@@ -87,16 +90,24 @@ class CheckpointManifest:
     folder: str = ""  # the checkpoint's folder in its storage
     layout: str = ""  # what the order of training rows depends on beside their number
     imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
-    version: int = _VERSION
 
     @property
     def origin(self) -> Origin:
         """The commit that all files must belong to."""
         return Origin(self.step, self.lineage)
 
+    @property
+    def version(self) -> int:
+        """Of the document; the least that its contents need."""
+        return _VERSION if any(entry.folder for entry in self.files) else 1
+
     def files_of(self, role: str) -> tuple[FileEntry, ...]:
-        """The files of one role ("rows", "dense" or "buffers"), by index and name."""
-        return tuple(sorted((f for f in self.files if f.role == role), key=lambda f: (f.index, f.name)))
+        """The files of one role ("rows", "dense" or "buffers"), by index; those of rows oldest first."""
+        return tuple(sorted((f for f in self.files if f.role == role), key=lambda f: f.index))
+
+    def path_of(self, entry: FileEntry) -> str:
+        """Name of a file in the storage."""
+        return f"{entry.folder or self.folder}/{entry.name}"
 
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
@@ -104,6 +115,11 @@ class CheckpointManifest:
         for name in ("layout", "imported_from"):  # as written before there were such jobs
             if not body[name]:
                 del body[name]
+        for entry in body["files"]:  # as above
+            for name in ("added", "folder", "origin"):
+                if entry[name] in (None, ""):
+                    del entry[name]
+        body["version"] = self.version
         return json.dumps({"manifest": body, "checksum": _checksum(body)}, indent=1).encode()
 
     @classmethod
@@ -121,12 +137,29 @@ class CheckpointManifest:
             if document["checksum"] != _checksum(body):
                 raise DamagedError(f"{MANIFEST_NAME} was changed after it was written")
             tables = tuple(TableRecord(**known_fields(TableRecord, t)) for t in body["tables"])
-            files = tuple(FileEntry(**known_fields(FileEntry, f)) for f in body["files"])
+            files = tuple(map(_read_entry, body["files"]))
             return cls(**{**known_fields(cls, body), "tables": tables, "files": files})
         except UnsupportedVersionError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedError(f"{MANIFEST_NAME} is truncated or malformed ({error})") from error
+
+
+def _read_entry(fields: Mapping[str, Any]) -> FileEntry:
+    """Read an entry of a file.
+
+    Raises:
+        ValueError, TypeError: a field is missing or malformed.
+    """
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"an entry must be an object, is {type(fields).__name__}")
+    origin = fields.get("origin")
+    entry = FileEntry(**known_fields(FileEntry, {name: fields[name] for name in fields if name != "origin"}))
+    if not entry.folder:
+        return entry
+    if not _FOLDER.fullmatch(entry.folder):
+        raise ValueError(f"{entry.folder!r} is no folder of a checkpoint")
+    return replace(entry, origin=Origin(**known_fields(Origin, origin)))
 
 
 def new_folder(step: int, term: int) -> str:
@@ -143,18 +176,24 @@ def write_manifest(storage: Storage, manifest: CheckpointManifest, owner: Owners
         StorageError: the manifest cannot be written.
     """
     for entry in manifest.files:
-        verify_file(storage, manifest.folder, entry, manifest.origin, contents=False)
+        if not entry.folder:  # the commits of others were checked when their checkpoint became valid
+            verify_file(storage, manifest.folder, entry, manifest.origin, contents=False)
+    earlier = {entry.folder for entry in manifest.files if entry.folder}
+    _check_sizes(manifest, {k: v for folder in (*earlier, manifest.folder) for k, v in storage.sizes(folder).items()})
     owner.check()
     storage.write_atomic(f"{manifest.folder}/{MANIFEST_NAME}", manifest.to_json())
 
 
-def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) -> CheckpointManifest:
+def check_checkpoint(
+    storage: Storage, folder: str, *, contents: bool = True, verified: set[str] | None = None
+) -> CheckpointManifest:
     """Read a checkpoint's manifest and verify all its files.
 
     Args:
         storage: the storage of the job's checkpoints.
         folder: the checkpoint's folder.
         contents: compare checksums as well as sizes and commits.
+        verified: names of files of which this is known; extended.
 
     Raises:
         DamagedError: the checkpoint must not be used, with the reason.
@@ -162,8 +201,13 @@ def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) ->
         UnsupportedVersionError: it was written by a newer release.
     """
     manifest = read_manifest(storage, folder)
+    known = set() if verified is None else verified
     for entry in manifest.files:
-        verify_file(storage, folder, entry, manifest.origin, contents=contents)
+        # With the checksum, since two manifests may disagree about a file.
+        name = f"{manifest.path_of(entry)} {entry.bytes} {entry.checksum} {entry.origin or manifest.origin}"
+        if name not in known:
+            verify_file(storage, folder, entry, manifest.origin, contents=contents)
+            known.add(name)
     return manifest
 
 
@@ -205,19 +249,49 @@ def find_latest(
         UnsupportedVersionError: a newer release has written a checkpoint, which an older one must not pass over.
     """
     skipped: list[tuple[str, str]] = []
+    verified: set[str] = set()
     for folder in checkpoint_folders(storage):
         try:
-            return check_checkpoint(storage, folder, contents=contents), tuple(skipped)
+            return check_checkpoint(storage, folder, contents=contents, verified=verified), tuple(skipped)
         except DamagedError as error:
             skipped.append((folder, str(error)))
     return None, tuple(skipped)
 
 
+@dataclass(frozen=True)
+class Superseded:
+    """What is to be deleted of an old checkpoint.
+
+    Attributes:
+        folder: the checkpoint's folder.
+        files: names of the files to delete, the manifest first.
+        bytes: of these files.
+        whole: whether no file of the folder remains.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    bytes: int
+    whole: bool
+
+    def delete(self, storage: Storage) -> None:
+        """Delete the files. The manifest goes first: an interrupted deletion leaves nothing that looks valid.
+
+        Raises:
+            StorageError: a file cannot be deleted.
+        """
+        for name in self.files:
+            storage.delete(name)
+        if self.whole:
+            storage.delete_dir(self.folder)
+
+
 def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Ownership) -> None:
     """Delete old checkpoints once `newest` is valid.
 
-    `newest` and the `keep - 1` valid ones before it stay. All other older folders are deleted, and so are leftovers of
-    interrupted writes inside `newest`. Newer folders stay: they may be checkpoints in progress.
+    `newest` and the `keep - 1` valid ones before it stay, with the files of earlier ones that they need. All else in
+    older folders is deleted, and so are leftovers of interrupted writes inside `newest`. Newer folders stay: they may
+    be checkpoints in progress.
 
     Raises:
         FencedError: another run has taken the checkpoints over.
@@ -225,40 +299,42 @@ def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Owner
     """
     if keep < 1:
         raise ValueError(f"checkpoint.keep: must be >= 1, is {keep}")
-    known = {MANIFEST_NAME, *(entry.name for entry in newest.files)}
+    known = {MANIFEST_NAME, *(entry.name for entry in newest.files if not entry.folder)}
     for stored in storage.files(newest.folder):
         if stored.removeprefix(f"{newest.folder}/") not in known:
             storage.delete(stored)
-    for folder in superseded(storage, newest, keep):
+    for old in superseded(storage, newest, keep):
         owner.check()
-        delete_checkpoint(storage, folder)
+        old.delete(storage)
 
 
-def superseded(storage: Storage, newest: CheckpointManifest, keep: int) -> list[str]:
-    """Return the folders before `newest`, except for the `keep - 1` newest valid ones.
+def superseded(storage: Storage, newest: CheckpointManifest, keep: int) -> list[Superseded]:
+    """Return what is older than `newest`, except for the `keep - 1` newest valid checkpoints and what they need.
 
     Raises:
         StorageError: the storage cannot be read.
     """
-    kept, found = 1, []
+    kept, old, sizes = [newest], [], storage.sizes()
     for folder in checkpoint_folders(storage):
         if order_of(folder) >= order_of(newest.folder):
             continue
-        if kept < keep and _is_valid(storage, folder):
-            kept += 1
+        try:
+            manifest = _complete(storage, folder, sizes) if len(kept) < keep else None
+        except UnsupportedVersionError:
+            return []  # not ours to judge what it needs
+        if manifest is None:
+            old.append(folder)
         else:
-            found.append(folder)
+            kept.append(manifest)
+    needed = {manifest.path_of(entry) for manifest in kept for entry in manifest.files}
+    found = []
+    for folder in old:
+        inside = [name for name in sizes if name.startswith(f"{folder}/")]
+        files = sorted((n for n in inside if n not in needed), key=lambda n: n != f"{folder}/{MANIFEST_NAME}")
+        whole = len(files) == len(inside)
+        if files or whole:
+            found.append(Superseded(folder, tuple(files), sum(sizes[name] for name in files), whole))
     return found
-
-
-def delete_checkpoint(storage: Storage, folder: str) -> None:
-    """Delete a checkpoint. The manifest goes first: an interrupted deletion leaves nothing that looks valid.
-
-    Raises:
-        StorageError: a file cannot be deleted.
-    """
-    storage.delete(f"{folder}/{MANIFEST_NAME}")
-    storage.delete_dir(folder)
 
 
 def differences(
@@ -293,14 +369,37 @@ def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any]) -> l
     ]
 
 
-def _is_valid(storage: Storage, folder: str) -> bool:
+def _complete(storage: Storage, folder: str, sizes: Mapping[str, int]) -> CheckpointManifest | None:
+    """The manifest of a checkpoint, if its files have the right sizes; otherwise None.
+
+    Raises:
+        UnsupportedVersionError: it was written by a newer release.
+        StorageError: the manifest cannot be read.
+    """
     try:
-        check_checkpoint(storage, folder, contents=False)
+        manifest = read_manifest(storage, folder)
+        _check_sizes(manifest, sizes)
     except DamagedError:
-        return False
-    except UnsupportedVersionError:
-        return True  # not ours to judge
-    return True
+        return None
+    return manifest
+
+
+def _check_sizes(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
+    """Check that the files of a checkpoint are there.
+
+    Args:
+        manifest: the checkpoint.
+        sizes: of all files in the storage, in bytes.
+
+    Raises:
+        DamagedError: a file is missing or has another size.
+    """
+    for entry in manifest.files:
+        name = manifest.path_of(entry)
+        if name not in sizes:
+            raise DamagedError(f"{name} is missing")
+        if sizes[name] != entry.bytes:
+            raise DamagedError(f"{name} has {sizes[name]} bytes instead of {entry.bytes}")
 
 
 def checkpoint_folders(storage: Storage) -> list[str]:

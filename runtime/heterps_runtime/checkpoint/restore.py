@@ -57,24 +57,23 @@ def iterate_rows(
         block_rows: rows to read at a time.
 
     Yields:
-        Non-empty blocks; each wanted key is in exactly one.
+        Non-empty blocks. A row that has changed since the first file of its server is in several: the last is valid.
 
     Raises:
         DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
-    for file, dim, start, keys in _key_blocks(storage, manifest, block_rows, files):
-        stop = start + len(keys)
+    for file, prefix, start, keys in _key_blocks(storage, manifest, block_rows, files):
+        dim, stop = _dim_of(prefix), start + len(keys)
         # Files hold rows in no order of keys, so reading a piece and selecting is faster than many small reads.
         mask = None if wanted is None else wanted(keys)
         if mask is not None and not mask.any():
             continue
-        prefix = f"group-{dim}/"
         names = [n for n in file.specs if n.startswith(f"{prefix}state/")] if with_state else []
         rows = file.read(f"{prefix}rows", start, stop)
         state = {name.removeprefix(f"{prefix}state/"): file.read(name, start, stop) for name in names}
         if any(len(values) != len(keys) for values in (rows, *state.values())):
-            raise DamagedError(f"group-{dim} has arrays of different lengths")
+            raise DamagedError(f"{prefix} has arrays of different lengths")
         if mask is None or mask.all():
             yield RowBlock(dim, keys, rows, state)
         else:
@@ -82,7 +81,7 @@ def iterate_rows(
 
 
 def iterate_keys(storage: Storage, manifest: CheckpointManifest) -> Iterator[Keys]:
-    """Read all keys of a checkpoint (n,) in bounded pieces, without the rows."""
+    """Read all keys of a checkpoint (n,) in bounded pieces, without the rows; a key may come several times."""
     for _, _, _, keys in _key_blocks(storage, manifest, 16 * _BLOCK_ROWS):
         yield keys
 
@@ -107,7 +106,7 @@ def read_dense(
     """
     found: dict[str, Array] = {}
     for entry in manifest.files_of(role):
-        with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
+        with TensorFile(storage, manifest.path_of(entry)) as file:
             for stored in file.specs:
                 name = stored.removeprefix(f"{role}/")
                 if names is None or name.partition("::")[0] in names:
@@ -122,13 +121,17 @@ def read_dense(
 
 def _key_blocks(
     storage: Storage, manifest: CheckpointManifest, block_rows: int, files: Iterable[FileEntry] | None = None
-) -> Iterator[tuple[TensorFile, int, int, Keys]]:
-    """Yield (file, dim, index of the first row, keys) for each piece of the row files, by default of all."""
+) -> Iterator[tuple[TensorFile, str, int, Keys]]:
+    """Yield (file, prefix of names, index of the first row, keys) for each piece of the row files, by default of all."""
     for entry in manifest.files_of("rows") if files is None else files:
-        with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
+        with TensorFile(storage, manifest.path_of(entry)) as file:
             for name, spec in file.specs.items():
-                if not name.endswith("/keys"):
-                    continue
-                dim = int(name.removeprefix("group-").removesuffix("/keys"))
-                for start in range(0, spec.shape[0], block_rows):
-                    yield file, dim, start, file.read(name, start, start + block_rows)
+                if name.endswith("/keys"):
+                    for start in range(0, spec.shape[0], block_rows):
+                        keys = file.read(name, start, start + block_rows)
+                        yield file, name.removesuffix("keys"), start, keys
+
+
+def _dim_of(prefix: str) -> int:
+    """The dimension of the rows whose arrays have names with this prefix, such as `group-16/0/`."""
+    return int(prefix.removeprefix("group-").partition("/")[0])

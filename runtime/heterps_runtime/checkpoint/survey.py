@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
@@ -26,6 +26,7 @@ class Health(StrEnum):
     """Whether a checkpoint can be restored."""
 
     VALID = "Valid"
+    NEEDED = "Needed"  # deleted but for files that newer checkpoints need
     INCOMPLETE = "Incomplete"  # being written, or its writer was interrupted
     DAMAGED = "Damaged"
     NEWER = "Newer"  # written by a newer release
@@ -39,7 +40,8 @@ class Found:
         folder: its folder.
         health: whether it can be restored.
         reason: why it cannot; empty if it can.
-        bytes: of all its files.
+        bytes: of all its files, with those that earlier checkpoints wrote.
+        stored: bytes of the files in its folder.
         manifest: what it says of itself; None unless it is valid.
     """
 
@@ -47,6 +49,7 @@ class Found:
     health: Health
     reason: str
     bytes: int
+    stored: int
     manifest: CheckpointManifest | None
 
     @property
@@ -71,7 +74,20 @@ def survey(storage: Storage, folders: Sequence[str] | None = None, *, contents: 
     Raises:
         StorageError: the storage cannot be read.
     """
-    return [_look(storage, name, contents) for name in (checkpoint_folders(storage) if folders is None else folders)]
+    verified: set[str] = set()
+    names = checkpoint_folders(storage) if folders is None else folders
+    found = [_look(storage, name, contents, verified) for name in names]
+    needed = {folder for one in found if one.manifest for folder in _earlier(one.manifest)}
+    return [_needed(one) if one.health is Health.INCOMPLETE and one.folder in needed else one for one in found]
+
+
+def _earlier(manifest: CheckpointManifest) -> set[str]:
+    """Folders of the earlier checkpoints that a checkpoint has files of."""
+    return {entry.folder for entry in manifest.files if entry.folder}
+
+
+def _needed(found: Found) -> Found:
+    return replace(found, health=Health.NEEDED, reason="it is deleted, except for files that newer checkpoints need")
 
 
 def named(storage: Storage, name: str) -> str:
@@ -94,22 +110,27 @@ def named(storage: Storage, name: str) -> str:
 
 
 def count_rows(storage: Storage, manifest: CheckpointManifest) -> int:
-    """Return the number of embedding rows in a checkpoint, from the headers of its files.
+    """Return the number of embedding rows in a checkpoint.
 
     Raises:
         DamagedError: a file has no readable header.
         StorageError: a file cannot be read.
     """
-    rows = 0
-    for entry in manifest.files_of("rows"):
-        with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
-            rows += sum(math.prod(spec.shape) for name, spec in file.specs.items() if name.endswith("/keys"))
-    return rows
+    return sum(
+        _count_keys(storage, manifest.path_of(entry)) if entry.added is None else entry.added
+        for entry in manifest.files_of("rows")
+    )
 
 
-def _look(storage: Storage, folder: str, contents: bool) -> Found:
+def _count_keys(storage: Storage, name: str) -> int:
+    with TensorFile(storage, name) as file:
+        return sum(math.prod(spec.shape) for key, spec in file.specs.items() if key.endswith("/keys"))
+
+
+def _look(storage: Storage, folder: str, contents: bool, verified: set[str]) -> Found:
+    stored = sum(storage.sizes(folder).values())
     try:
-        manifest = check_checkpoint(storage, folder, contents=contents)
+        manifest = check_checkpoint(storage, folder, contents=contents, verified=verified)
     except UnsupportedVersionError as error:
         health, reason = Health.NEWER, str(error)
     except IncompleteError as error:
@@ -117,5 +138,5 @@ def _look(storage: Storage, folder: str, contents: bool) -> Found:
     except DamagedError as error:
         health, reason = Health.DAMAGED, str(error)
     else:
-        return Found(folder, Health.VALID, "", sum(entry.bytes for entry in manifest.files), manifest)
-    return Found(folder, health, reason, sum(storage.size(name) or 0 for name in storage.files(folder)), None)
+        return Found(folder, Health.VALID, "", sum(entry.bytes for entry in manifest.files), stored, manifest)
+    return Found(folder, health, reason, stored, stored, None)

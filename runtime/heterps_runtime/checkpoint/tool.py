@@ -17,7 +17,6 @@ from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.checkpoint.manifest import (
     CheckpointManifest,
     check_checkpoint,
-    delete_checkpoint,
     find_latest,
     order_of,
     superseded,
@@ -97,6 +96,7 @@ def _to_json(storage: Storage, found: Found) -> dict[str, Any]:
         "health": found.health,
         "reason": found.reason or None,
         "bytes": found.bytes,
+        "stored": found.stored,
     }
     if manifest is not None:
         document |= {
@@ -152,22 +152,25 @@ def _number(value: float | None) -> float | None:
 
 
 def _prune(storage: Storage, keep: int, dry_run: bool) -> dict[str, Any]:
-    sizes = {one.folder: one.bytes for one in survey(storage)}
-    with _progress(storage, "verified the newest checkpoint:", sum(sizes.values())):
+    found = survey(storage)
+    size = next((one.bytes for one in found if one.health is Health.VALID), 0)
+    with _progress(storage, "verified the newest checkpoint:", size):
         newest, skipped = find_latest(storage)
     if newest is None:
         raise UserError(f"{storage.address}: there is no valid checkpoint, so nothing is deleted")
     # Without taking the path over: a running job goes on. It resumes from `newest` or a newer one, which stay.
-    deleted = superseded(storage, newest, keep)
+    old = superseded(storage, newest, keep)
     if not dry_run:
-        for folder in deleted:
-            delete_checkpoint(storage, folder)
+        for one in old:
+            one.delete(storage)
+    deleted = [one.folder for one in old]
     return {
         "dryRun": dry_run,
-        "kept": [folder for folder in sizes if folder not in deleted],
+        "kept": [one.folder for one in found if one.folder not in deleted],
         "passedOver": [{"folder": folder, "reason": reason} for folder, reason in skipped],
         "deleted": deleted,
-        "bytes": sum(sizes.get(folder, 0) for folder in deleted),
+        "needed": [one.folder for one in old if not one.whole],
+        "bytes": sum(one.bytes for one in old),
     }
 
 

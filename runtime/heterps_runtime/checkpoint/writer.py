@@ -1,8 +1,8 @@
 """Writing a checkpoint while training continues.
 
-Each shard, and one replica per stage, copies its state at the commit and hands the copy to a `CheckpointWriter`. The
-writer's thread writes files and computes checksums without the interpreter lock. If a write fails, its files are
-removed and the error is returned in the future.
+Each server, and one worker per stage, hands its part of the state to a `CheckpointWriter`: copies of what is small, and
+rows that are copied piece by piece as they were at the commit. The writer's thread writes files and computes checksums
+without the interpreter lock. If a write fails, its files are removed and the error is returned in the future.
 
 The coordinator has a `Barrier` per checkpoint, and calls `commit` when all members have reported.
 """
@@ -18,43 +18,70 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
+from heterps_runtime.checkpoint.format import FileEntry, Origin, write_stream, write_tensors
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, retain, write_manifest
 from heterps_runtime.checkpoint.ownership import Ownership
+from heterps_runtime.checkpoint.rows import RowPart, row_stream
+from heterps_runtime.errors import TransientError
 from heterps_runtime.storage import Storage, StorageError
 
-__all__ = ["Barrier", "CheckpointWriter", "StateFile", "commit", "dense_arrays", "row_arrays"]
+__all__ = ["Barrier", "CheckpointWriter", "RowFile", "StateFile", "commit", "dense_arrays"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class StateFile:
-    """A file to write."""
+    """A file of dense parameters or buffers to write."""
 
-    name: str  # e.g. rows-0.safetensors
+    name: str  # e.g. dense-ps-0.safetensors
     arrays: Mapping[str, Array]  # must not change during the write
     origin: Origin  # by the writer's own count, not by that of the order
-    role: str  # "rows" | "dense" | "buffers"
+    role: str  # "dense" | "buffers"
     index: int = 0
 
+    def write(self, storage: Storage, folder: str) -> FileEntry:
+        """Write it.
 
-def row_arrays(groups: Mapping[int, tuple[Array, Array, Mapping[str, Array]]]) -> dict[str, Array]:
-    """A shard's row arrays by their names in its file.
+        Raises:
+            StorageError: it cannot be written.
+        """
+        return write_tensors(
+            storage, folder, self.name, self.arrays, origin=self.origin, role=self.role, index=self.index
+        )
 
-    Args:
-        groups: dim -> (keys (n,) int64, rows (n, dim), optimizer state name -> (n, ...)).
-    """
-    arrays: dict[str, Array] = {}
-    for dim, (keys, rows, state) in groups.items():
-        assert keys.shape == (len(rows),), "one key per row"
-        assert keys.dtype == np.int64, "keys are int64"
-        assert rows.shape[1:] == (dim,), "rows of one dim"
-        assert all(len(values) == len(keys) for values in state.values()), "one state entry per key"
-        arrays[f"group-{dim}/keys"] = keys
-        arrays[f"group-{dim}/rows"] = rows
-        arrays |= {f"group-{dim}/state/{name}": values for name, values in state.items()}
-    return arrays
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows to write."""
+
+    name: str  # e.g. rows-0.safetensors
+    parts: Sequence[RowPart]
+    origin: Origin  # by the writer's own count
+    index: int  # of the server
+    added: int  # rows that no earlier file of the server has
+
+    def write(self, storage: Storage, folder: str) -> FileEntry:
+        """Write it.
+
+        Raises:
+            StorageError: it cannot be written.
+            TransientError: the rows cannot be copied any more.
+        """
+        specs, arrays = row_stream(self.parts)
+        version = 2 if any(part.num_pieces > 1 for part in self.parts) else 1
+        return write_stream(
+            storage,
+            folder,
+            self.name,
+            specs,
+            arrays,
+            origin=self.origin,
+            role="rows",
+            index=self.index,
+            version=version,
+            added=self.added,
+        )
 
 
 def dense_arrays(values: Mapping[str, Array], role: str = "dense") -> dict[str, Array]:
@@ -75,11 +102,12 @@ class CheckpointWriter:
         """Whether a write is in progress; another one would need memory for a second snapshot."""
         return self._current is not None and not self._current.done()
 
-    def write(self, folder: str, files: Sequence[StateFile]) -> Future[tuple[FileEntry, ...]]:
+    def write(self, folder: str, files: Sequence[StateFile | RowFile]) -> Future[tuple[FileEntry, ...]]:
         """Start writing files into a checkpoint's folder.
 
         Returns:
-            A future of the files' entries. It fails with `StorageError`, and then none of the files is left behind.
+            A future of the files' entries. It fails with `StorageError`, or with `TransientError` if the rows cannot be
+            copied any more; then none of the files is left behind.
         """
         # `_write` empties the list on the way, so that the future does not keep the snapshot alive.
         self._current = self._executor.submit(self._write, folder, list(files))
@@ -89,13 +117,13 @@ class CheckpointWriter:
         """Wait for the current write, and end the thread."""
         self._executor.shutdown(wait=True)
 
-    def _write(self, folder: str, files: list[StateFile]) -> tuple[FileEntry, ...]:
+    def _write(self, folder: str, files: list[StateFile | RowFile]) -> tuple[FileEntry, ...]:
         entries: list[FileEntry] = []
         try:
             while files:
                 entries.append(_write_file(self._storage, folder, files.pop(0)))
             return tuple(entries)
-        except StorageError as error:
+        except TransientError as error:
             for entry in entries:
                 with contextlib.suppress(StorageError):
                     self._storage.delete(f"{folder}/{entry.name}")
@@ -106,9 +134,9 @@ class CheckpointWriter:
         raise failure
 
 
-def _write_file(storage: Storage, folder: str, file: StateFile) -> FileEntry:
+def _write_file(storage: Storage, folder: str, file: StateFile | RowFile) -> FileEntry:
     # A function of its own, so that no variable of `_write` keeps the file's arrays alive.
-    return write_tensors(storage, folder, file.name, file.arrays, origin=file.origin, role=file.role, index=file.index)
+    return file.write(storage, folder)
 
 
 class Barrier:

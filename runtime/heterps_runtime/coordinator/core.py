@@ -417,8 +417,10 @@ class CoordinatorCore:
         step, writers = self.progress.committed, self.membership.planned.writers()
         origin = Origin(step, self.membership.lineage)
         folder = self.checkpoints.begin(origin, [m.name for m in writers], self.progress.describe())
+        latest = self.checkpoints.latest
+        order = Checkpoint(self.membership.generation, step, folder, latest.folder if latest else None)
         for member in writers:
-            self.membership.tell(member, Checkpoint(self.membership.generation, step, folder))
+            self.membership.tell(member, order)
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
         self.liveness.move()

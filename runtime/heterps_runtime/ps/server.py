@@ -19,7 +19,7 @@ from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import Wakeup, log
 from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.ps.shard import Gradients, Shard
-from heterps_runtime.saver import Saver
+from heterps_runtime.saver import Part, Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server
@@ -115,11 +115,24 @@ class ParameterServer(Member):
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
         warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
         self._join()
+        try:
+            self._serve()
+        finally:  # the thread that writes would wait for rows
+            self._shard.cancel_copies("the server ends")
+        self._saver.close()
+        self._link.close()
+        self._metrics_server.close()
+        self._listener.socket.close(linger=0)
+        self._wakeup.close()
+        self._context.term()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         for socket in (*self._link.pollables, self._listener.socket, self._wakeup):
             poller.register(socket, zmq.POLLIN)
+        copying = False
         while not self._ended:
-            poller.poll(POLL_MILLISECONDS)
+            poller.poll(0 if copying else POLL_MILLISECONDS)
             # The coordinator first: a commit releases parked pulls, and a new generation invalidates queued requests.
             self._follow_coordinator()
             try:
@@ -129,12 +142,7 @@ class ParameterServer(Member):
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
-        self._saver.close()
-        self._link.close()
-        self._metrics_server.close()
-        self._listener.socket.close(linger=0)
-        self._wakeup.close()
-        self._context.term()
+            copying = self._shard.copy_rows()
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -158,7 +166,11 @@ class ParameterServer(Member):
                 self._commits.inc()
                 self._release()
             case Checkpoint():
-                self._saver.save(order, lambda: self._shard.committed, lambda: self._shard.snapshot(self._lineage))
+                self._saver.save(order, lambda: self._shard.committed, lambda: self._snapshot(order))
+
+    def _snapshot(self, order: Checkpoint) -> Part:
+        newest = order.newest if self._config.checkpoint_increments else None
+        return self._shard.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
 
     def _join(self) -> None:
         self._generation = _NONE

@@ -7,7 +7,7 @@ sums do not depend on the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from heterps_runtime.checkpoint import (
     CheckpointManifest,
     FileEntry,
     Origin,
+    RowFile,
     StateFile,
     Storage,
     TableMap,
@@ -24,12 +25,15 @@ from heterps_runtime.checkpoint import (
     imported_values,
     iterate_rows,
     read_dense,
-    row_arrays,
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
 from heterps_runtime.partition.tables import Table
+from heterps_runtime.ps.copying import Copier
+from heterps_runtime.ps.increments import History, Saved, builds_on
+from heterps_runtime.saver import Part
 from heterps_runtime.slots import overlapping_servers, slot_map
+from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
@@ -74,6 +78,8 @@ class Shard:
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._num_servers = 1
+        self._history = History()
+        self._copier: Copier | None = None  # of the last snapshot
 
     # --- membership ---------------------------------------------------------------------------------------------------
 
@@ -84,6 +90,8 @@ class Shard:
 
     def reset(self, storage: Storage, manifest: CheckpointManifest | None) -> None:
         """Drop all state and start from a checkpoint, or from scratch. `define` reads the rows."""
+        self.cancel_copies("the server went back to an earlier checkpoint")
+        self._history.forget()
         self.stores.clear()
         self.tables.clear()
         self.dense = DenseStore(self.dense.optimizer)
@@ -132,11 +140,15 @@ class Shard:
             return
         if with_rows:
             number = _num_servers_of(manifest)
-            for entry in self.files_to_read(manifest):
-                if entry.role == "rows":
-                    own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
-                    for block in iterate_rows(storage, manifest, None if own else self._has, files=[entry]):
-                        self.stores[block.dim].load(block.keys, block.rows, block.state)
+            files = [entry for entry in self.files_to_read(manifest) if entry.role == "rows"]
+            for entry in files:
+                own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
+                for block in iterate_rows(storage, manifest, None if own else self._has, files=[entry]):
+                    self.stores[block.dim].load(block.keys, block.rows, block.state)
+            if number == self._num_servers:  # otherwise these files have rows of other servers, too
+                folder, origin = manifest.folder, manifest.origin
+                earlier = tuple(entry.earlier(folder, origin) for entry in files)
+                self._history.restored(Saved(folder, earlier, dict.fromkeys(self.stores, LOADED), self.num_rows))
         if dense:
             snapshot = self.dense.snapshot()
             snapshot.update(read_dense(storage, manifest, list(dense)))
@@ -216,18 +228,28 @@ class Shard:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, lineage: int) -> list[StateFile]:
-        """A copy of the state, as files of a checkpoint.
+    def snapshot(self, lineage: int, folder: str, newest: str | None, wake: Callable[[], None]) -> Part:
+        """Begin a copy of the state as it is now, as a part of a checkpoint; `copy_rows` goes on with it.
 
         Args:
             lineage: of this server's state.
+            folder: of the checkpoint.
+            newest: folder of the newest valid checkpoint, if there is one.
+            wake: makes this server's thread call `copy_rows` again; called by the thread that writes.
         """
-        origin = Origin(self.committed, lineage)
-        groups = {}
-        for dim, store in self.stores.items():
-            chunk = store.snapshot()
-            groups[dim] = (chunk.keys, chunk.rows, chunk.state)
-        files = [StateFile(f"rows-{self._index}.safetensors", row_arrays(groups), origin, "rows", self._index)]
+        origin, saved = Origin(self.committed, lineage), self._increment_of(newest)
+        begun = {
+            dim: store.begin_snapshot(saved.snapshots.get(dim, LOADED) if saved else None)
+            for dim, store in self.stores.items()
+        }
+        self._copier = Copier(self.stores, {dim: copy for dim, (_, copy) in begun.items()}, wake)
+        num_rows = self.num_rows
+        added = num_rows - (saved.num_rows if saved else 0)
+        earlier = saved.files if saved else ()
+        files: list[RowFile | StateFile] = []
+        if self._copier.parts or not saved:
+            name = f"rows-{self._index}.safetensors"
+            files.append(RowFile(name, self._copier.parts, origin, self._index, added))
         dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
         if dense:
             arrays = dense_arrays(dense)
@@ -236,7 +258,31 @@ class Shard:
         if statistics:
             arrays = dense_arrays(statistics, "buffers")
             files.append(StateFile(f"buffers-ps-{self._index}.safetensors", arrays, origin, "buffers", self._index))
-        return files
+
+        def written(entries: tuple[FileEntry, ...]) -> None:
+            rows = tuple(entry.earlier(folder, origin) for entry in entries if entry.role == "rows")
+            snapshots = {dim: number for dim, (number, _) in begun.items()}
+            self._history.written(Saved(folder, earlier + rows, snapshots, num_rows))
+
+        return Part(files, earlier, written)
+
+    def copy_rows(self) -> bool:
+        """Go on with the snapshot in progress, for a few milliseconds; returns whether it can go on at once."""
+        return self._copier is not None and self._copier.advance()
+
+    def cancel_copies(self, reason: str) -> None:
+        """Give up the snapshot in progress: its checkpoint fails. Without effect if there is none."""
+        if self._copier is not None:
+            self._copier.cancel(reason)
+
+    def _increment_of(self, newest: str | None) -> Saved | None:
+        """The checkpoint that the next one builds on; None: it has all rows."""
+        saved = self._history.newest(newest)
+        if saved is None:
+            return None
+        changed = sum(s.count_changed(saved.snapshots.get(d, LOADED)) * s.row_nbytes for d, s in self.stores.items())
+        total = sum(len(store) * store.row_nbytes for store in self.stores.values())
+        return saved if builds_on(saved, changed, total) else None
 
     @property
     def num_rows(self) -> int:
@@ -251,6 +297,6 @@ class Shard:
 
 
 def _num_servers_of(manifest: CheckpointManifest) -> int | None:
-    """The number of servers that wrote a checkpoint, each a file of its slots' rows; None: rows are in any file."""
-    indices = [entry.index for entry in manifest.files_of("rows")]
+    """The number of servers that wrote a checkpoint, each files of its slots' rows; None: rows are in any file."""
+    indices = sorted({entry.index for entry in manifest.files_of("rows")})
     return len(indices) if not manifest.imported_from and indices == list(range(len(indices))) else None

@@ -12,29 +12,23 @@ A store is not thread-safe. Kernels release the interpreter lock, so that other 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
 from heterps_runtime.store.index import MAX_ROWS, HashIndex, claim_rows, find_rows
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
 from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import SparseOptimizer
+from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 
-__all__ = ["RowChunk", "RowStore", "count_unusable", "largest_usable"]
+__all__ = ["RowStore", "count_unusable", "largest_usable"]
 
 _NO_MASK = np.zeros(0, np.bool_)
-
-
-class RowChunk(NamedTuple):
-    """A copy of rows: row i of each array belongs to keys[i]."""
-
-    keys: Int64s  # (n,)
-    rows: AnyFloats  # (n, dim)
-    state: dict[str, AnyFloats]  # optimizer state, (n, dim) or (n, 1) each
 
 
 class RowStore:
@@ -46,6 +40,9 @@ class RowStore:
         optimizer: applied once per touched row and step.
         seed: of the initial values.
         tables: tables of this dimension, by number.
+
+    Attributes:
+        changes: which rows have changed since which snapshot.
     """
 
     def __init__(
@@ -65,6 +62,8 @@ class RowStore:
         self._keys = Slab(np.int64)
         self._rows = Slab(self.dtype, (dim,))
         self._state = {name: Slab(self.dtype, (n,)) for name, n in optimizer.state_columns(dim).items()}
+        self.changes = Changes()
+        self._snapshot: RowSnapshot | None = None  # in progress
         # Scratch memory, kept between calls: (m,) and (m, dim) for the largest m so far.
         self._touched: Int32s = np.empty(0, np.int32)
         self._positions: Int32s = np.empty(0, np.int32)
@@ -75,9 +74,15 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes used by rows, state, keys and index, without reserved memory."""
-        per_row = sum(slab.row_nbytes for slab in (self._keys, self._rows, *self._state.values()))
-        return self._num_rows * per_row + self._index.entries.nbytes
+        """Bytes used by rows, state, keys, index and a snapshot in progress, without reserved memory."""
+        held = self._snapshot.num_bytes if self._snapshot else 0
+        per_row = self.row_nbytes + self.changes.row_nbytes
+        return self._num_rows * per_row + self._index.entries.nbytes + held
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row with its key and its state, as in a checkpoint."""
+        return sum(slab.row_nbytes for slab in (self._keys, self._rows, *self._state.values()))
 
     def pull(self, keys: NDArray[np.int64]) -> AnyFloats:
         """Rows (n, dim) of `keys` (n,). An untrained row has its initial values, and is not stored.
@@ -126,14 +131,52 @@ class RowStore:
             begin += len(keys)
         once = len(given) == 1 and num_touched == total  # distinct keys: the gradients are the sums
         sums = given[0][1] if once else self._summed(given, where, num_touched)
+        if self._snapshot is not None:
+            self._snapshot.keep(touched[:num_touched])
+        self.changes.touch(touched[:num_touched])
         state = {name: slab.array for name, slab in self._state.items()}
         self.optimizer.update(self._rows.array, state, touched[:num_touched], sums, scale, step)
         return 0
 
-    def snapshot(self) -> RowChunk:
-        """A copy of all rows, in the order of their creation."""
-        state = {name: slab.array[: self._num_rows].copy() for name, slab in self._state.items()}
-        return RowChunk(self._keys.array[: self._num_rows].copy(), self._rows.array[: self._num_rows].copy(), state)
+    def count_changed(self, since: int | None) -> int:
+        """Number of rows that have changed after a snapshot; None: of all rows."""
+        known = since is not None and since < self.changes.now  # snapshots are counted anew after `MAX_SNAPSHOTS`
+        return self.changes.count_after(since) if known and since is not None else self._num_rows
+
+    def begin_snapshot(self, since: int | None = None) -> tuple[int, RowSnapshot]:
+        """Begin a copy of the rows as they are now. None must be in progress.
+
+        Args:
+            since: the number of an earlier snapshot, or `LOADED`: only rows that have changed after it are copied;
+                None: all rows.
+
+        Returns:
+            The snapshot's number, and the copy, to be advanced until it is done, and ended.
+        """
+        assert self._snapshot is None, "one at a time"
+        if self.changes.now > MAX_SNAPSHOTS:
+            self.changes.start_again(self._num_rows)
+        total = self.count_changed(since)
+        low = since + 1 if since is not None and since < self.changes.now else LOADED
+        number = self.changes.advance()
+        self._snapshot = RowSnapshot(self, (low, number), self._num_rows, total)
+        return number, self._snapshot
+
+    def end_snapshot(self) -> None:
+        """Forget a snapshot that is done, or that is not needed any more."""
+        self._snapshot = None
+
+    def new_chunk(self, count: int) -> RowChunk:
+        """Memory for a copy of `count` rows."""
+        state = {name: np.empty((count, *slab.array.shape[1:]), self.dtype) for name, slab in self._state.items()}
+        return RowChunk(np.empty(count, np.int64), np.empty((count, self.dim), self.dtype), state)
+
+    def copy(self, positions: Int32s, out: RowChunk) -> None:
+        """Copy the rows at positions (n,) to `out`, n rows."""
+        np.take(self._keys.array, positions, out=out.keys, mode="clip")  # "raise" would copy twice
+        gather_rows(self._rows.array, positions, out.rows)
+        for name, slab in self._state.items():
+            gather_rows(slab.array, positions, out.state[name])
 
     def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats] | None = None) -> None:
         """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
@@ -193,6 +236,7 @@ class RowStore:
     def _initialise(self, num_rows: int, *, draw: bool) -> None:
         start, self._num_rows = self._num_rows, num_rows
         if num_rows > start:
+            self.changes.add(start, num_rows, self.changes.now if draw else LOADED)
             if draw:
                 positions = np.arange(num_rows - start, dtype=np.int32)
                 draw_rows(self._keys.array[start:num_rows], positions, *self._draws, self._rows.array[start:num_rows])
@@ -202,6 +246,7 @@ class RowStore:
     def _reserve(self, num_rows: int) -> None:
         if num_rows > MAX_ROWS:
             raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
+        self.changes.reserve(num_rows)
         for slab in (self._keys, *self._state.values(), self._rows):  # rows last: `_claim` reads their capacity
             slab.reserve(num_rows)
         self._index.reserve(num_rows)

@@ -28,6 +28,10 @@ def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeL
     grads = np.zeros((len(keys), 1), dtype)
     store.apply([(keys, grads), (keys, grads)], 1.0, 1)
     store.pull(keys)
+    _, copy = store.begin_snapshot()
+    store.apply([(keys, grads)], 1.0, 2)
+    while not copy.done:
+        copy.advance()
     parameters = DenseStore(dense)
     parameters.add("warm", np.zeros(1, dtype))
     parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)

@@ -222,6 +222,7 @@ class Checkpoint(Message):
     generation: int
     step: int  # commits
     folder: str  # below the checkpoint path
+    newest: str | None  # folder of the newest valid checkpoint, whose files this one may need, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from heterps_runtime.member import Member
 from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import log, resident_bytes
-from heterps_runtime.saver import Saver
+from heterps_runtime.saver import Part, Saver
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
     Checkpoint,
@@ -199,7 +199,9 @@ class WorkerMember(Member):
             case NewAllocation():
                 engine.allocate(order.allocation)
             case Checkpoint():
-                self._saver.save(order, lambda: self._committed(engine), lambda: self._setup.files(engine.committed))
+                self._saver.save(
+                    order, lambda: self._committed(engine), lambda: Part(self._setup.files(engine.committed))
+                )
             case Evaluate():
                 engine.start_evaluation(order.rows)
 

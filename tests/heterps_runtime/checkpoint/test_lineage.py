@@ -132,16 +132,16 @@ def test_a_manifest_moved_to_another_folder_is_refused(storage: Storage, tmp_pat
 
 
 def test_a_checkpoint_of_a_newer_release_is_neither_read_nor_passed_over_nor_deleted(storage: Storage) -> None:
-    write_checkpoint(storage, 10)
+    older = write_checkpoint(storage, 10)  # the newer one may need its files
     folder = new_folder(20, 1)
-    storage.write_atomic(
-        f"{folder}/manifest.json", dataclasses.replace(make_manifest(20, folder, ()), version=2).to_json()
-    )
-    text = f"the checkpoint {folder} has version 2, but this program reads versions up to 1; use the HeterPS release"
+    document = json.loads(make_manifest(20, folder, ()).to_json())
+    document["manifest"]["version"] = 3
+    storage.write_atomic(f"{folder}/manifest.json", json.dumps(document).encode())
+    text = f"the checkpoint {folder} has version 3, but this program reads versions up to 2; use the HeterPS release"
     with pytest.raises(UnsupportedVersionError, match=text):
         find_latest(storage)
     newest = write_checkpoint(storage, 30, keep=2)
-    assert storage.folders() == ["owners", folder, newest.folder]
+    assert storage.folders() == ["owners", older.folder, folder, newest.folder]
 
 
 def test_a_shard_of_another_step_never_gets_into_a_checkpoint(storage: Storage) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from heterps_runtime.checkpoint import Origin, StateFile, Storage
-from heterps_runtime.saver import Saver
+from heterps_runtime.saver import Part, Saver
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Checkpoint, Checkpointed, FromMember
 
@@ -29,11 +29,11 @@ class Line:
 
 
 def order(step: int) -> Checkpoint:
-    return Checkpoint(2, step, f"step-{step}")
+    return Checkpoint(2, step, f"step-{step}", None)
 
 
-def state() -> list[StateFile]:
-    return [StateFile("rows-0.safetensors", {"a": np.arange(5)}, Origin(10, 1), "rows")]
+def state() -> Part:
+    return Part([StateFile("rows-0.safetensors", {"a": np.arange(5)}, Origin(10, 1), "rows")])
 
 
 class Disk:

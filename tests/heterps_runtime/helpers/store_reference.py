@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec, initial_rows
 from heterps_runtime.store.optimizers import SparseOptimizer
+from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 
 ID_MASK = (1 << 48) - 1
 EXAMPLES: dict[str, dict[str, str]] = {
@@ -20,6 +22,31 @@ EXAMPLES: dict[str, dict[str, str]] = {
 
 def sparse_optimizer(name: str, rate: str = "0.1", **options: str) -> SparseOptimizer:
     return SparseOptimizer.from_manifest({"name": name, "learningRate": rate, **(options or EXAMPLES[name])})
+
+
+def joined(chunks: list[RowChunk], store: RowStore) -> RowChunk:
+    empty = store.new_chunk(0)
+    parts = [empty, *chunks]
+    state = {name: np.concatenate([part.state[name] for part in parts]) for name in empty.state}
+    return RowChunk(np.concatenate([p.keys for p in parts]), np.concatenate([p.rows for p in parts]), state)
+
+
+def finished(copy: RowSnapshot) -> list[RowChunk]:
+    """The pieces of a snapshot that are still to come."""
+    pieces = []
+    while not copy.done:
+        piece = copy.advance()
+        if piece is not None:
+            pieces.append(piece)
+    return pieces
+
+
+def all_rows(store: RowStore) -> RowChunk:
+    """A copy of all rows of a store."""
+    _, copy = store.begin_snapshot()
+    pieces = finished(copy)
+    store.end_snapshot()
+    return joined(pieces, store)
 
 
 class ReferenceStore:

@@ -15,6 +15,7 @@ from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import overlapping_servers, slot_map
 from heterps_runtime.store.keys import NUM_SLOTS
 from tests.heterps_runtime.helpers.jobs import configuration, run_job
+from tests.heterps_runtime.helpers.store_reference import all_rows
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Storag
     storage = Storage.open(config.checkpoint_path)
     manifest = read_manifest(storage, storage.folders()[-1])
     shard = restored(config, storage, manifest, 0, 1)
-    chunk = shard.stores[4].snapshot()
+    chunk = all_rows(shard.stores[4])
     return config, storage, manifest, dict(zip(chunk.keys.tolist(), chunk.rows, strict=True))
 
 
@@ -44,7 +45,7 @@ def test_all_rows_come_back_on_any_number_of_servers(servers: int, written: Any)
     config, storage, manifest, expected = written
     found: dict[int, Any] = {}
     for index in range(servers):
-        chunk = restored(config, storage, manifest, index, servers).stores[4].snapshot()
+        chunk = all_rows(restored(config, storage, manifest, index, servers).stores[4])
         assert not found.keys() & set(chunk.keys.tolist())
         found.update(zip(chunk.keys.tolist(), chunk.rows, strict=True))
     assert found.keys() == expected.keys()

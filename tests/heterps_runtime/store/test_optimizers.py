@@ -9,7 +9,7 @@ from heterps_runtime.store.initial import TableSpec
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
-from tests.heterps_runtime.helpers.store_reference import sparse_optimizer
+from tests.heterps_runtime.helpers.store_reference import all_rows, sparse_optimizer
 
 DIM, NUM_IDS, NUM_STEPS = 6, 12, 20
 PRECISIONS = [(np.float64, torch.float64, 1e-12), (np.float32, torch.float32, 2e-5)]
@@ -94,7 +94,7 @@ def test_rowwise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
     before = store.pull(np.zeros(1, np.int64))
     store.apply([(np.zeros(1, np.int64), np.array([[3.0, -4.0]]))], 1.0, 1)
     np.testing.assert_allclose(store.pull(np.zeros(1, np.int64)), before - np.array([[3, -4]]) / np.sqrt(12.5))
-    np.testing.assert_allclose(store.snapshot().state["sum"], [[12.5]])
+    np.testing.assert_allclose(all_rows(store).state["sum"], [[12.5]])
 
 
 def test_ftrl_with_l1_makes_rows_sparse_and_without_regularisation_is_adagrad() -> None:

@@ -13,7 +13,7 @@ from heterps_runtime.store.keys import NUM_SLOTS, partition
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
-from tests.heterps_runtime.helpers.store_reference import EXAMPLES, ReferenceStore, sparse_optimizer
+from tests.heterps_runtime.helpers.store_reference import EXAMPLES, ReferenceStore, all_rows, sparse_optimizer
 
 TABLES = {
     0: TableSpec("users.weight", 2**48),
@@ -35,7 +35,7 @@ def random_keys(rng: np.random.Generator, size: int, num_ids: int = 40) -> NDArr
 
 
 def sorted_items(store: RowStore) -> list[NDArray[Any]]:
-    keys, rows, state = store.snapshot()
+    keys, rows, state = all_rows(store)
     order = np.argsort(keys)
     return [keys[order], rows[order], *(array[order] for array in state.values())]
 
@@ -57,7 +57,7 @@ def test_any_sequence_of_steps_gives_what_a_dict_of_rows_gives(name: str, seed: 
         assert store.apply(pushes, 0.25, t) == 0
         reference.apply(pushes, 0.25, t)
     assert len(store) == len(reference.rows)
-    keys, rows, state = store.snapshot()
+    keys, rows, state = all_rows(store)
     assert keys.tolist() == list(reference.rows)  # in the order in which they came
     np.testing.assert_allclose(rows, reference.pull(keys), rtol=1e-9, atol=1e-12)
     for i, array in enumerate(state.values()):
@@ -166,7 +166,7 @@ def test_nothing_pushed_is_a_step_without_effect() -> None:
     store = row_store()
     assert store.apply([], 1.0, 1) == store.apply([(np.empty(0, np.int64), np.empty((0, DIM)))], 1.0, 1) == 0
     assert store.pull(np.empty(0, np.int64)).shape == (0, DIM)
-    assert len(store) == len(store.snapshot().keys) == 0
+    assert len(store) == len(all_rows(store).keys) == 0
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -179,7 +179,7 @@ def test_rows_move_to_any_number_of_stores_and_train_on_as_before(name: str, num
         whole.apply(steps[t - 1], 0.5, t)
     slot_to_shard = rng.integers(0, num_shards, NUM_SLOTS).astype(np.int32)
     shards = [row_store(name) for _ in range(num_shards)]
-    saved = whole.snapshot()
+    saved = all_rows(whole)
     for part in np.array_split(np.arange(len(whole)), 7):
         keys, rows, state = saved.keys[part], saved.rows[part], {n: a[part] for n, a in saved.state.items()}
         order, counts = partition(keys, slot_to_shard, num_shards)
@@ -205,7 +205,7 @@ def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None
     store = row_store("adagrad")
     keys = make_keys(0, [4, 5, 6])
     store.apply([(keys, np.ones((3, DIM)))], 1.0, 1)
-    saved = store.snapshot()
+    saved = all_rows(store)
     copy = [saved.rows.copy(), saved.state["sum"].copy()]
     store.apply([(keys, np.ones((3, DIM)))], 1.0, 2)
     np.testing.assert_array_equal(saved.rows, copy[0])
@@ -213,7 +213,7 @@ def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None
     store.load(*saved)
     assert len(store) == 3
     np.testing.assert_array_equal(store.pull(keys), saved.rows)
-    np.testing.assert_array_equal(store.snapshot().state["sum"], saved.state["sum"])
+    np.testing.assert_array_equal(all_rows(store).state["sum"], saved.state["sum"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Which rows of a store have changed since a snapshot.
+
+Snapshots are numbered from 1. The mark of a row is the number of the first snapshot that has the row's present value:
+`now`, that of the next one, if the row was changed since the last. So beginning a snapshot takes no time, however many
+rows there are, and the rows that changed between snapshots b and s are those with marks from b + 1 to s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_runtime.store.kernel import Int32s, Int64s, kernel
+from heterps_runtime.store.memory import Slab
+
+__all__ = ["LOADED", "MAX_SNAPSHOTS", "Changes", "find_before", "find_marked"]
+
+Marks = NDArray[np.uint16]
+
+MAX_SNAPSHOTS = (1 << 16) - 2  # marks are uint16
+LOADED = 0  # mark of rows that a checkpoint gave
+
+
+class Changes:
+    """Marks of the rows of a store.
+
+    Attributes:
+        now: mark of the rows that change from now on, the number of the next snapshot.
+    """
+
+    def __init__(self) -> None:
+        self.now = LOADED + 1
+        self._marks = Slab(np.uint16)
+        self._counts: Int64s = np.zeros(MAX_SNAPSHOTS + 2, np.int64)  # of rows, by mark
+
+    @property
+    def marks(self) -> Marks:
+        """Mark of each row; read it again after `reserve`."""
+        return self._marks.array
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes per row."""
+        return self._marks.row_nbytes
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for `num_rows` rows."""
+        self._marks.reserve(num_rows)
+
+    def add(self, start: int, stop: int, mark: int) -> None:
+        """Give new rows a mark, `now` or `LOADED`."""
+        self._marks.array[start:stop] = mark
+        self._counts[mark] += stop - start
+
+    def touch(self, rows: Int32s) -> None:
+        """Note that rows (n,) are being changed."""
+        _touch(self._marks.array, rows, self.now, self._counts)
+
+    def count_after(self, snapshot: int) -> int:
+        """Number of rows that have changed after a snapshot."""
+        return int(self._counts[snapshot + 1 : self.now + 1].sum())
+
+    def advance(self) -> int:
+        """Begin a snapshot; returns its number, at most `MAX_SNAPSHOTS`."""
+        assert self.now <= MAX_SNAPSHOTS, "the caller starts again in time"
+        self.now += 1
+        return self.now - 1
+
+    def start_again(self, num_rows: int) -> None:
+        """Forget which rows changed when, which takes time in proportion to their number."""
+        self._marks.array[:num_rows] = LOADED
+        self._counts[:] = 0
+        self._counts[LOADED] = num_rows
+        self.now = LOADED + 1
+
+
+@kernel
+def _touch(marks: Marks, rows: Int32s, now: int, counts: Int64s) -> None:
+    for i in range(rows.size):
+        row = rows[i]
+        mark = marks[row]
+        if mark != now:
+            counts[mark] -= 1
+            counts[now] += 1
+            marks[row] = now
+
+
+@kernel
+def find_marked(marks: Marks, start: int, stop: int, low: int, high: int, found: Int32s, end: Int64s) -> int:
+    """Find the rows from `start` to `stop` with marks from `low` to `high`, as many as `found` has room for.
+
+    Args:
+        marks: of all rows.
+        start: the first row.
+        stop: the row after the last.
+        low: the least mark.
+        high: the greatest mark.
+        found: output, row numbers.
+        end: (1,), output: the row at which to go on.
+
+    Returns:
+        The number of rows found.
+    """
+    count = 0
+    row = start
+    while row < stop and count < found.size:
+        found[count] = row
+        count += low <= marks[row] <= high
+        row += 1
+    end[0] = row
+    return count
+
+
+@kernel
+def find_before(marks: Marks, rows: Int32s, start: int, stop: int, low: int, high: int, found: Int32s) -> int:
+    """Find which of `rows` (n,) lie from `start` to `stop` and have marks from `low` to `high`; returns their number.
+
+    Args:
+        marks: of all rows.
+        rows: row numbers.
+        start: the first row.
+        stop: the row after the last.
+        low: the least mark.
+        high: the greatest mark.
+        found: (n,), output: row numbers.
+    """
+    count = 0
+    for i in range(rows.size):
+        row = rows[i]
+        found[count] = row
+        count += start <= row < stop and low <= marks[row] <= high
+    return count

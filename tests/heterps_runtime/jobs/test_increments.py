@@ -1,0 +1,97 @@
+"""Jobs whose checkpoints have only what has changed give the same model, also if they go on from one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heterps_runtime.checkpoint import CheckpointManifest, Storage, find_latest
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_STOP
+from heterps_runtime.ps import increments
+from heterps_runtime.store import snapshot
+from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, finish, trained_model
+from tests.heterps_runtime.helpers.plain_torch import train
+from tests.same_model import assert_same_model
+
+STEPS, LAST, ROWS = 60, 10, 4000  # LAST: last layer of models.Flights
+TWO: list[Stage] = [("cpu", 4, 2), ("cpu", LAST, 1)]
+
+
+@pytest.fixture(autouse=True)
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(increments, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(snapshot, "_MOST_PIECE_ROWS", 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("increments")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, Any]:
+    """What plain PyTorch trains in one go."""
+    return train(RunConfig.from_json(document(folder / "plain")), torch.float64)
+
+
+def document(work: Path, mode: str = "Enabled") -> dict[str, Any]:
+    made = configuration(work, rows=ROWS, steps=STEPS)
+    made["job"]["spec"]["checkpoint"] |= {"everySteps": 3, "increments": mode}
+    return made
+
+
+def newest(made: dict[str, Any]) -> CheckpointManifest:
+    manifest, skipped = find_latest(Storage.open(RunConfig.from_json(made).checkpoint_path))
+    assert manifest is not None
+    assert skipped == ()
+    return manifest
+
+
+def most_files(manifest: CheckpointManifest) -> int:
+    """The greatest number of files that the rows of a server are in."""
+    indices = [entry.index for entry in manifest.files_of("rows")]
+    return max(map(indices.count, indices))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3)])
+def test_a_job_goes_on_from_increments(before: int, after: int, folder: Path, plain: dict[str, Any]) -> None:
+    made = document(folder / f"servers-{before}-{after}")
+    job = ThreadedJob(made)
+    job.start(TWO, before)
+    job.wait(lambda status: status["committedSteps"] >= 20)
+    job.credentials.request("POST", PATH_STOP)
+    job.wait()
+    job.close()
+    stopped = newest(made)
+    assert most_files(stopped) > 1
+    status = finish(ThreadedJob(made), TWO, after)
+    assert_same_model(trained_model(status), plain)
+    indices = {entry.index for entry in newest(made).files_of("rows")}
+    assert indices == set(range(after))
+
+
+def test_a_lost_server_comes_back_with_the_rows_of_all_increments(folder: Path, plain: dict[str, Any]) -> None:
+    made = document(folder / "lost")
+    job = ThreadedJob(made)
+    process = job.start(TWO, 2, as_process="ps-1")
+    assert process is not None
+    job.wait(lambda status: status["committedSteps"] >= 25)
+    job.kill(process, "ps-1")
+    assert most_files(newest(made)) > 1
+    job.start_server(1)
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    assert "RolledBack" in {event["reason"] for event in status["events"]}
+    assert_same_model(trained_model(status), plain)
+
+
+def test_increments_can_be_disabled(folder: Path, plain: dict[str, Any]) -> None:
+    made = document(folder / "disabled", "Disabled")
+    status = finish(ThreadedJob(made), TWO, 2)
+    assert all(not entry.folder for entry in newest(made).files)
+    assert_same_model(trained_model(status), plain)
