@@ -104,10 +104,10 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
-ON_TABLES := store restore feed
+ON_TABLES := store restore checkpoint feed
 # The first needs a card, the second ten minutes.
 BY_HAND := accelerator precision_quality
-ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) restore feed,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
+ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) restore checkpoint feed,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
 	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done

@@ -3,9 +3,9 @@
     python -m benchmarks.checkpoint [--rows 20000000] [--rounds 3] [--folder .cache/benchmarks]
 
 A server with rows of dimension 16 and row-wise Adagrad applies steps as fast as it can, first alone and then while it
-writes a checkpoint, in the loop of `heterps_runtime.ps.server`: after each step, it copies some rows for the thread that
-writes. Rows are drawn as in click logs: the i-th most frequent with a probability in proportion to 1 / i. The first
-checkpoint has all rows; then a share of the rows changes, and the next one has those and what changed meanwhile.
+writes a checkpoint, in the loop of `heterps_runtime.ps.server`: after each step, it copies some rows for the thread
+that writes. Rows are drawn as in click logs: the i-th most frequent with a probability in proportion to 1 / i. The
+first checkpoint has all rows; then a share of the rows changes, and the next one has those and what changed meanwhile.
 
 A stall is what the server's thread does for the checkpoint at a time: begin it, or copy some rows. For comparison, the
 time in which all rows are copied at once, as they had to be if they did not change meanwhile.
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.restore import CACHE, DIM, configuration
 
-from heterps_runtime.checkpoint import CheckpointWriter, Storage
+from heterps_runtime.checkpoint import CheckpointWriter, RowFile, Storage
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
@@ -90,7 +90,8 @@ def write(server: Server, *, train: bool) -> Written:
     folder = f"step-{server.shard.committed:09d}.1-00000000"
     began = time.perf_counter()
     part = server.shard.snapshot(1, folder, server.newest, server.woken.set)
-    found = Written(sum(p.total for file in part.files for p in file.parts), 0, 0.0)
+    parts = [part for file in part.files if isinstance(file, RowFile) for part in file.parts]
+    found = Written(sum(part.total for part in parts), 0, 0.0)
     found.stalls.append(time.perf_counter() - began)
     done = server.writer.write(folder, part.files)
     done.add_done_callback(lambda _: server.woken.set())
@@ -140,7 +141,9 @@ def main() -> None:
             results.setdefault("2 %, without training", []).append((write(server, train=False), 0.0))
             server.writer.close()
             payload = store.row_nbytes
-    print("| changed rows | rows written | bytes / their payload | seconds | longest stall (ms) | step during / alone |")
+    print(
+        "| changed rows | rows written | bytes / their payload | seconds | longest stall (ms) | step during / alone |"
+    )
     print("|---|---|---|---|---|---|")
     for title, found in results.items():
         rows, size = (statistics.median(getattr(w, name) for w, _ in found) for name in ("rows", "bytes"))

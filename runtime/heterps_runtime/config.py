@@ -171,7 +171,7 @@ class RunConfig:
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],
             checkpoint_keep=checkpoint["keep"],
-            checkpoint_increments=checkpoint.get("increments", "Enabled") == "Enabled",
+            checkpoint_increments=checkpoint.get("increments") != "Disabled",
             hang_timeout_seconds=float(spec["runPolicy"]["hangTimeoutSeconds"]),
             pools={
                 pool["metadata"]["name"]: PoolConfig(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.contract import REASON_LEAVING
 from heterps_runtime.errors import ProtocolError, TransientError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.wire.messages import Commit, Failed, Generation, Leaving, Order, Rejoin, Shutdown
+from heterps_runtime.wire.messages import Commit, Damaged, Failed, Generation, Leaving, Order, Rejoin, Shutdown
 
 __all__ = ["Member"]
 
@@ -100,6 +101,13 @@ class Member(ABC):
             raise TransientError(f"joined again {_MAX_JOINS_WITHOUT_COMMIT} times without a commit; last reason: {why}")
         log(f"joining again: {why}")
         self._join()
+
+    def _cannot_restore(self, announced: Generation, error: DamagedError) -> None:
+        """Leave a generation whose checkpoint is damaged; the coordinator announces one with another checkpoint."""
+        assert announced.restore is not None
+        folder = announced.restore.folder or ""
+        self._link.send(Damaged(announced.generation, folder, error.file, str(error)))
+        self._join_again(f"{folder} cannot be restored: {error}")
 
     def _take_messages(self) -> None:
         while not self._ended and (message := self._link.receive()) is not None:

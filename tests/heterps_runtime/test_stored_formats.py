@@ -1,7 +1,7 @@
-"""Stored formats: files of version 1 are read, additions are ignored, newer versions are refused.
+"""Stored formats: files of versions 1 and 2 are read, additions are ignored, newer versions are refused.
 
-`tests/fixtures/v1/` has one example of each format (docs/compatibility.md). If one of these tests fails, a format has
-changed: either undo that, or follow the rule there.
+`tests/fixtures/v1/` has one example of each format, `v2/` of those that have a second version (docs/compatibility.md).
+If one of these tests fails, a format has changed: either undo that, or follow the rule there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from heterps_runtime.checkpoint import (
     DamagedError,
     Origin,
     Ownership,
+    RowFile,
+    RowPart,
     Storage,
     TableRecord,
     check_checkpoint,
@@ -34,16 +37,19 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.checkpoint.format import TensorFile, write_tensors
 from heterps_runtime.checkpoint.manifest import _checksum, write_manifest
+from heterps_runtime.checkpoint.survey import count_rows
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.data.cache import fingerprint
 from heterps_runtime.data.source import Source
 from heterps_runtime.errors import UserError
+from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
-V1 = Path(__file__).parents[1] / "fixtures" / "v1"
+V1, V2 = (Path(__file__).parents[1] / "fixtures" / version for version in ("v1", "v2"))
 FOLDER, ORIGIN = "step-000000020.1-00000000", Origin(20, 3)
+LATER, LATER_ORIGIN = "step-000000040.1-00000001", Origin(40, 3)
 NORMAL = {"distribution": "normal", "mean": "0", "std": "0.1"}
 TABLES = (
     TableRecord(0, "user.weight", num_embeddings=3, dim=2, init=NORMAL, padding_idx=0),
@@ -87,6 +93,36 @@ def write_example(storage: Storage) -> tuple[CheckpointManifest, Ownership]:
     )
     write_manifest(storage, manifest, owner)
     return manifest, owner
+
+
+def row_file(ids: range, value: float, origin: Origin, added: int) -> RowFile:
+    """Rows of dimension 2 in pieces of 8."""
+
+    def piece(start: int) -> RowChunk:
+        keys = np.array(ids[start : start + 8], np.int64)
+        rows = np.stack([keys + value, keys - value], axis=1).astype(np.float32)
+        return RowChunk(keys, rows, {"sum": rows[:, :1].copy()})
+
+    pieces = [piece(start) for start in range(0, len(ids), 8)]
+    part = RowPart(2, len(ids), 8, np.dtype(np.float32), {"sum": 1}, pieces)
+    return RowFile("rows-0.safetensors", [part], origin, 0, added)
+
+
+def write_increments(storage: Storage) -> CheckpointManifest:
+    """The checkpoints of the fixtures of version 2: one with rows in several pieces, and one that builds on it."""
+    owner = take_over(storage, "team/shop", 1_800_000_000.0)
+    first = row_file(range(10), 0.5, ORIGIN, 10).write(storage, FOLDER)
+    later = row_file(range(9, 12), 0.25, LATER_ORIGIN, 2).write(storage, LATER)
+    like = CheckpointManifest(
+        step=20, epoch=0, seed=7, global_batch_size=64, num_rows=1000, samples=1280,
+        fingerprint={"model.entrypoint": "shop.model:build"}, plan={"stages": []}, tables=TABLES[:1], files=(first,),
+        term=1, lineage=3, loss=0.25, folder=FOLDER,
+    )  # fmt: skip
+    write_manifest(storage, like, owner)
+    files = (first.earlier(FOLDER, ORIGIN), later)
+    increment = replace(like, step=40, samples=2560, files=files, folder=LATER)
+    write_manifest(storage, increment, owner)
+    return increment
 
 
 def export_example(storage: Storage, manifest: CheckpointManifest, owner: Ownership, model: Path) -> None:
@@ -152,6 +188,34 @@ def test_checkpoints_and_models_are_written_as_in_version_1(tmp_path: Path) -> N
     assert written == expected_model
     [record], [expected] = ((folder / "owners").iterdir() for folder in (tmp_path / "checkpoints", V1 / "checkpoints"))
     assert record.read_bytes() == expected.read_bytes()
+
+
+def test_a_checkpoint_of_version_2_is_read(tmp_path: Path) -> None:
+    storage = Storage.open(shutil.copytree(V2 / "checkpoints", tmp_path / "checkpoints"))
+    manifest, skipped = find_latest(storage)
+    assert skipped == ()
+    assert manifest is not None
+    assert (manifest.version, manifest.step) == (2, 40)
+    blocks = list(iterate_rows(storage, manifest))
+    assert [block.keys.tolist() for block in blocks] == [[*range(8)], [8, 9], [9, 10, 11]]
+    assert blocks[1].rows.tolist() == [[8.5, 7.5], [9.5, 8.5]]
+    assert blocks[2].state["sum"].tolist() == [[9.25], [10.25], [11.25]]
+    assert count_rows(storage, manifest) == 12
+
+
+def test_increments_are_written_as_in_version_2(tmp_path: Path) -> None:
+    manifest = write_increments(Storage.open(tmp_path / "checkpoints"))
+    assert manifest.version == 2
+    for folder in (FOLDER, LATER):
+        assert files_of(tmp_path / "checkpoints" / folder) == files_of(V2 / "checkpoints" / folder)
+
+
+def test_an_entry_that_names_no_folder_of_a_checkpoint_is_damaged() -> None:
+    document = json.loads((V2 / "checkpoints" / LATER / "manifest.json").read_text())
+    document["manifest"]["files"][0]["folder"] = "../../elsewhere"
+    document["checksum"] = _checksum(document["manifest"])
+    with pytest.raises(DamagedError, match="is no folder of a checkpoint"):
+        CheckpointManifest.from_json(json.dumps(document).encode())
 
 
 def test_fields_that_a_later_release_has_added_to_a_manifest_are_ignored(checkpoints: Storage) -> None:

@@ -26,13 +26,14 @@ def render_checkpoints(document: Json) -> RenderableType:
     checkpoints = document["checkpoints"]
     if not checkpoints:
         return Text(f"no checkpoints in {document['address']}")
-    table = _table(("health",), ("step", "epoch", "samples", "loss", "rows", "size"), ("folder",))
+    table = _table(("health",), ("step", "epoch", "samples", "loss", "rows", "size", "stored"), ("folder",))
     for one in checkpoints:
         table.add_row(
             Text(one["health"], style=_COLOURS.get(one["health"], "")),
             f"{one['step']:,}",
             *_facts(one),
             format_bytes(one["bytes"]),
+            format_bytes(one["stored"]),
             Text(one["folder"]),
         )
     parts: list[RenderableType] = [Text(_title(document)), table]
@@ -78,7 +79,9 @@ def render_pruned(document: Json) -> RenderableType:
     deleted, size = document["deleted"], format_bytes(document["bytes"])
     lines = [f"{one['folder']}: left as it is, {one['reason']}" for one in document["passedOver"]]
     lines += [f"{name}: kept" for name in document["kept"] if name not in {o["folder"] for o in document["passedOver"]}]
-    lines += [f"{name}: {'would be deleted' if document['dryRun'] else 'deleted'}" for name in deleted]
+    done = "would be deleted" if document["dryRun"] else "deleted"
+    needed = dict.fromkeys(document["needed"], ", except for files that newer ones need")
+    lines += [f"{name}: {done}{needed.get(name, '')}" for name in deleted]
     if document["dryRun"]:
         lines.append(f"{len(deleted)} checkpoints with {size} would be deleted; leave --dry-run out to delete them")
     else:

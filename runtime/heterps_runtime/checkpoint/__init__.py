@@ -14,6 +14,7 @@ from heterps_runtime.checkpoint.manifest import (
     check_checkpoint,
     explain_mismatch,
     find_latest,
+    mark_damaged,
     new_folder,
     read_manifest,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "import_values",
     "imported_values",
     "iterate_rows",
+    "mark_damaged",
     "new_folder",
     "read_dense",
     "read_manifest",

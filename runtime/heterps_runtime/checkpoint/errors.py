@@ -23,7 +23,15 @@ class CheckpointError(HeterpsRuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A file or checkpoint differs from what was written."""
+    """A file or checkpoint differs from what was written.
+
+    Attributes:
+        file: name of the file in its storage; empty if the error is not that of one file.
+    """
+
+    def __init__(self, text: str, file: str = "") -> None:
+        super().__init__(text)
+        self.file = file
 
 
 class IncompleteError(DamagedError):

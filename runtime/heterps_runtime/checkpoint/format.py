@@ -227,7 +227,15 @@ def verify_file(storage: Storage, folder: str, entry: FileEntry, origin: Origin,
         UnsupportedVersionError: it was written by a newer release.
         StorageError: the file cannot be read.
     """
-    name, origin = f"{entry.folder or folder}/{entry.name}", entry.origin or origin
+    name = f"{entry.folder or folder}/{entry.name}"
+    try:
+        _compare(storage, name, entry, entry.origin or origin, contents)
+    except DamagedError as error:
+        error.file = name
+        raise
+
+
+def _compare(storage: Storage, name: str, entry: FileEntry, origin: Origin, contents: bool) -> None:
     size = storage.size(name)
     if size is None:
         raise DamagedError(f"{entry.name} is missing")

@@ -5,6 +5,7 @@
             rows-0.safetensors       files of shards and stages, named by their writers
             dense-0.safetensors
             manifest.json            written last; it makes the checkpoint valid
+            damaged.json             why a member could not restore it; it makes the checkpoint invalid again
         step-000000160.3-2c624232/
             rows-0.safetensors       rows that have changed since; the manifest also lists the files of step 120
             ...
@@ -44,6 +45,7 @@ __all__ = [
     "differences",
     "explain_mismatch",
     "find_latest",
+    "mark_damaged",
     "new_folder",
     "order_of",
     "retain",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
+_DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
 _VERSION = 2  # of manifests that list files of earlier checkpoints; others are of version 1
 _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
@@ -149,17 +152,16 @@ def _read_entry(fields: Mapping[str, Any]) -> FileEntry:
     """Read an entry of a file.
 
     Raises:
-        ValueError, TypeError: a field is missing or malformed.
+        ValueError, KeyError, TypeError: a field is missing or malformed.
     """
     if not isinstance(fields, Mapping):
         raise TypeError(f"an entry must be an object, is {type(fields).__name__}")
-    origin = fields.get("origin")
     entry = FileEntry(**known_fields(FileEntry, {name: fields[name] for name in fields if name != "origin"}))
     if not entry.folder:
         return entry
     if not _FOLDER.fullmatch(entry.folder):
         raise ValueError(f"{entry.folder!r} is no folder of a checkpoint")
-    return replace(entry, origin=Origin(**known_fields(Origin, origin)))
+    return replace(entry, origin=Origin(**known_fields(Origin, fields["origin"])))
 
 
 def new_folder(step: int, term: int) -> str:
@@ -228,7 +230,38 @@ def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
     manifest = CheckpointManifest.from_json(text)
     if manifest.folder != folder:
         raise DamagedError(f"its manifest belongs to {manifest.folder}")
+    mark = f"{folder}/{_DAMAGE_NAME}"
+    if storage.size(mark) is not None:
+        try:
+            raise DamagedError(f"it could not be restored: {json.loads(storage.read(mark))['reason']}")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DamagedError(f"it could not be restored, and {_DAMAGE_NAME} does not say why") from None
     return manifest
+
+
+def mark_damaged(storage: Storage, folder: str, file: str, reason: str, owner: Ownership) -> None:
+    """Make a checkpoint invalid that could not be restored, and the others that need the same file.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        folder: the checkpoint's folder.
+        file: name of the damaged file in the storage; empty if that is not known.
+        reason: why it could not be restored.
+        owner: the run's right to the checkpoints.
+
+    Raises:
+        FencedError: another run has taken the checkpoints over.
+        StorageError: the storage cannot be read or written.
+    """
+    owner.check()
+    text = json.dumps({"version": 1, "file": file, "reason": reason}, indent=1).encode()
+    for other in checkpoint_folders(storage):
+        try:
+            manifest = read_manifest(storage, other)
+        except (DamagedError, UnsupportedVersionError):
+            continue
+        if other == folder or file in map(manifest.path_of, manifest.files):
+            storage.write_atomic(f"{other}/{_DAMAGE_NAME}", text)
 
 
 def find_latest(
@@ -299,7 +332,7 @@ def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Owner
     """
     if keep < 1:
         raise ValueError(f"checkpoint.keep: must be >= 1, is {keep}")
-    known = {MANIFEST_NAME, *(entry.name for entry in newest.files if not entry.folder)}
+    known = {MANIFEST_NAME, _DAMAGE_NAME, *(entry.name for entry in newest.files if not entry.folder)}
     for stored in storage.files(newest.folder):
         if stored.removeprefix(f"{newest.folder}/") not in known:
             storage.delete(stored)

@@ -122,7 +122,7 @@ def read_dense(
 def _key_blocks(
     storage: Storage, manifest: CheckpointManifest, block_rows: int, files: Iterable[FileEntry] | None = None
 ) -> Iterator[tuple[TensorFile, str, int, Keys]]:
-    """Yield (file, prefix of names, index of the first row, keys) for each piece of the row files, by default of all."""
+    """Yield (file, prefix of names, index of the first row, keys) for each piece of the files, by default of all."""
     for entry in manifest.files_of("rows") if files is None else files:
         with TensorFile(storage, manifest.path_of(entry)) as file:
             for name, spec in file.specs.items():

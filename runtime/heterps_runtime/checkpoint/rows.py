@@ -21,15 +21,15 @@ class Piece(Protocol):
 
     @property
     def keys(self) -> Array:
-        """(n,) int64"""
+        """(n,) int64."""
 
     @property
     def rows(self) -> Array:
-        """(n, dim)"""
+        """(n, dim)."""
 
     @property
     def state(self) -> Mapping[str, Array]:
-        """Optimizer state by name, (n, ...)"""
+        """Optimizer state by name, (n, ...)."""
 
 
 @dataclass(frozen=True)

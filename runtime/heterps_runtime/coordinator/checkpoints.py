@@ -6,6 +6,7 @@ One checkpoint is written at a time. Its manifest makes it valid, and is written
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from heterps_runtime.checkpoint.format import Origin
@@ -13,7 +14,7 @@ from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.progress import Progress
-from heterps_runtime.wire.messages import Checkpointed, Restore
+from heterps_runtime.wire.messages import Checkpoint, Checkpointed, Damaged, Restore
 
 __all__ = ["Checkpoints"]
 
@@ -43,15 +44,27 @@ class Checkpoints:
         """Committed steps in the newest valid checkpoint; 0 if there is none."""
         return self.latest.step if self.latest else 0
 
+    def give_up(self, member: str, damaged: Damaged) -> bool:
+        """Note that a member cannot restore a checkpoint; returns whether it was the newest valid one until now.
+
+        Then `opened` is False until the one before is known, so that no generation restores anything.
+        """
+        if not self.opened or self.latest is None or self.latest.folder != damaged.folder:
+            return False
+        self.opened, self.latest = False, None
+        self._effects.pass_over_checkpoint(replace(damaged, reason=f"{member}: {damaged.reason}"))
+        return True
+
     @property
     def writing(self) -> bool:
         """Whether a checkpoint is in progress."""
         return self._barrier is not None
 
-    def begin(self, origin: Origin, writers: Iterable[str], progress: dict[str, Any]) -> str:
-        """Begin a checkpoint; returns its folder.
+    def begin(self, generation: int, origin: Origin, writers: Iterable[str], progress: dict[str, Any]) -> Checkpoint:
+        """Begin a checkpoint; returns the order to its writers.
 
         Args:
+            generation: in force.
             origin: the commit.
             writers: members that write its parts.
             progress: for its manifest.
@@ -60,7 +73,7 @@ class Checkpoints:
         self.requested = False
         self._barrier = Barrier(origin, self._effects.checkpoint_folder(origin.step), list(writers))
         self._progress = progress
-        return self._barrier.folder
+        return Checkpoint(generation, origin.step, self._barrier.folder, self.latest.folder if self.latest else None)
 
     def report(self, member: str, report: Checkpointed, plan: dict[str, Any]) -> str:
         """Take a writer's report; returns its error, or an empty string if there is none or the report is too late."""

@@ -30,9 +30,9 @@ from heterps_runtime.coordinator.steps import Steps
 from heterps_runtime.coordinator.waiting import describe_wait
 from heterps_runtime.processes import work
 from heterps_runtime.wire.messages import (
-    Checkpoint,
     Checkpointed,
     Commit,
+    Damaged,
     Done,
     Evaluate,
     Evaluated,
@@ -117,23 +117,17 @@ class CoordinatorCore:
         # has given up takes nothing over.
         self._effects.open_checkpoints()
 
-    def checkpoints_opened(self, latest: CheckpointRecord | None, samples: int, rows: int | None, layout: str) -> None:
-        """Note that the checkpoints belong to this run.
-
-        Args:
-            latest: the checkpoint to resume from; None: start from scratch.
-            samples: trained on up to that checkpoint.
-            rows: of the training data at that checkpoint.
-            layout: of the training data, see `DataSize`.
-        """
+    def checkpoints_opened(self, latest: CheckpointRecord | None) -> None:
+        """Note that the checkpoints belong to this run, and which one is the newest valid; None: there is none."""
         if self.phase in FINAL_PHASES:
             return
         self.checkpoints.opened, self.checkpoints.latest = True, latest
         self.liveness.move()
-        if latest is not None:
-            self.resumed_from = latest.step
-            self.progress.resume(latest.step, samples)
-            problem = self.progress.set_rows(rows, CHECKPOINT, layout) if rows else None
+        if self.phase == JobPhase.STARTING:
+            self.resumed_from = latest.step if latest else None
+            self.progress.resume(latest)
+        if latest is not None and latest.num_rows:
+            problem = self.progress.set_rows(latest.num_rows, CHECKPOINT, latest.layout)
             if problem:
                 self.fail("DataChanged", problem)
                 return
@@ -266,6 +260,10 @@ class CoordinatorCore:
                 self._report(member, message)
             case Checkpointed() if member := self.membership.formed(sender, message.generation):
                 self._checkpointed(member, message)
+            case Damaged() if self.membership.formed(sender, message.generation):
+                if self.checkpoints.give_up(sender, message):
+                    self.liveness.move()
+                    self._interrupt("the checkpoint to restore is damaged")
             case Evaluated() if member := self.membership.formed(sender, message.generation):
                 self._collect_evaluation(member, message)
 
@@ -343,8 +341,8 @@ class CoordinatorCore:
         """Announce the present members as a new generation, which continues at the first uncommitted step."""
         self.checkpoints.abandon("the membership changed")
         must_restore = self.membership.must_restore()
-        if must_restore and self.checkpoints.writing:
-            return  # a manifest in progress decides which step all members return to
+        if must_restore and (self.checkpoints.writing or not self.checkpoints.opened):
+            return  # it is being decided which step all members return to
         self.liveness.move()
         self.progress.stop_clock(self.clock())
         self.evaluation.begin()
@@ -414,11 +412,11 @@ class CoordinatorCore:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _start_checkpoint(self) -> None:
-        step, writers = self.progress.committed, self.membership.planned.writers()
-        origin = Origin(step, self.membership.lineage)
-        folder = self.checkpoints.begin(origin, [m.name for m in writers], self.progress.describe())
-        latest = self.checkpoints.latest
-        order = Checkpoint(self.membership.generation, step, folder, latest.folder if latest else None)
+        writers = self.membership.planned.writers()
+        origin = Origin(self.progress.committed, self.membership.lineage)
+        order = self.checkpoints.begin(
+            self.membership.generation, origin, [m.name for m in writers], self.progress.describe()
+        )
         for member in writers:
             self.membership.tell(member, order)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
-from heterps_runtime.wire.messages import FromCoordinator
+from heterps_runtime.wire.messages import Damaged, FromCoordinator
 
 __all__ = ["CheckpointRecord", "Effects"]
 
@@ -21,12 +21,27 @@ class CheckpointRecord(Protocol):
     def folder(self) -> str:
         """Its folder below the checkpoint path."""
 
+    @property
+    def samples(self) -> int:
+        """Samples trained on up to it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the training data; 0: it began with another job's model, and has seen no data."""
+
+    @property
+    def layout(self) -> str:
+        """Of the training data, see `DataSize`."""
+
 
 class Effects(Protocol):
     """Actions that the core requests. Calls return at once; results are reported by calls to the core."""
 
     def open_checkpoints(self) -> None:
-        """Take over the checkpoints, and verify the newest; reported by `checkpoints_opened` or `fail`."""
+        """Take over the checkpoints, and find the newest; reported by `checkpoints_opened` or `fail`."""
+
+    def pass_over_checkpoint(self, damaged: Damaged) -> None:
+        """Mark a checkpoint as damaged, and find the one before; reported as by `open_checkpoints`."""
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """Queue a message for one process, not for its replacement; messages stay in order."""

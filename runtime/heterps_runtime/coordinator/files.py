@@ -21,6 +21,7 @@ from heterps_runtime.checkpoint import (
     export_model,
     find_latest,
     import_values,
+    mark_damaged,
     new_folder,
     take_over,
 )
@@ -29,12 +30,12 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.processes.process import log
 from heterps_runtime.processes.work import WorkCounter
-from heterps_runtime.wire.messages import Model
+from heterps_runtime.wire.messages import Damaged, Model
 
 __all__ = ["Found", "JobFiles"]
 
-#: The newest valid checkpoint, and (folder, reason) of each one that was skipped.
-Found = tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]
+Skipped = tuple[tuple[str, str], ...]  # (folder, reason) of each checkpoint that was skipped
+Found = tuple[CheckpointManifest | None, Skipped]  # the newest valid checkpoint, and newer ones
 
 
 class JobFiles:
@@ -53,18 +54,18 @@ class JobFiles:
         self._storage = Storage.open(config.checkpoint_path, self.work)
         self._owner: Ownership | None = None  # until `open`
         self._latest: CheckpointManifest | None = None
+        self._skipped: Skipped = ()
 
-    def find(self, *, contents: bool) -> Found:
+    def find(self) -> Found:
         """The checkpoint to resume from, if any, and the reasons for skipping newer ones.
 
-        Args:
-            contents: compare checksums, which takes as long as reading the checkpoint.
+        Of files, only sizes and commits are compared: members compare the checksums of those that they restore.
 
         Raises:
             StorageError: the storage cannot be read.
             UserError: the newest checkpoint belongs to a job with other settings, or to a newer release.
         """
-        manifest, skipped = find_latest(self._storage, contents=contents)
+        manifest, skipped = find_latest(self._storage, contents=False)
         if manifest is None:
             return None, skipped
         differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
@@ -77,18 +78,33 @@ class JobFiles:
         return manifest, skipped
 
     def open(self) -> Found:
-        """Take over the checkpoints, then verify the newest.
+        """Take over the checkpoints, then find the newest.
 
         Raises:
             StorageError, UserError: as in `find`.
         """
         # In this order, so that everything is found that the run before has committed until it was fenced.
         self._owner = take_over(self._storage, self._config.full_name, time.time())
-        found = self.find(contents=True)
+        return self._resume()
+
+    def pass_over(self, damaged: Damaged) -> Found:
+        """Mark a checkpoint that could not be restored, and find the one before.
+
+        Raises:
+            FencedError: another run has taken the checkpoints over.
+            StorageError, UserError: as in `find`.
+        """
+        mark_damaged(self._storage, damaged.folder, damaged.file, damaged.reason, self._ownership)
+        return self._resume()
+
+    def _resume(self) -> Found:
+        found = self.find()
         if found[0] is None and self._config.init_from:
             found = self._import(), found[1]
         self._latest = found[0]
-        return found
+        new = tuple(one for one in found[1] if one not in self._skipped)  # those that were not returned before
+        self._skipped += new
+        return found[0], new
 
     def _import(self) -> CheckpointManifest:
         """Make a checkpoint of step 0 of the model that `spec.model.initFrom` names."""

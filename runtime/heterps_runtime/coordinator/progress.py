@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.coordinator.effects import CheckpointRecord
 from heterps_runtime.partition.batches import Batches
 from heterps_runtime.wire.messages import Done
 
@@ -108,9 +109,9 @@ class Progress:
         while len(self._commits) > 2 and now - self._commits[0][0] > _RATE_WINDOW_SECONDS:
             self._commits.popleft()
 
-    def resume(self, step: int, samples: int) -> None:
-        """Start from a checkpoint with these committed steps and samples."""
-        self.committed, self.samples = step, samples
+    def resume(self, checkpoint: CheckpointRecord | None) -> None:
+        """Start from a checkpoint, or from scratch."""
+        self.committed, self.samples = (checkpoint.step, checkpoint.samples) if checkpoint else (0, 0)
 
     def rewind(self, step: int) -> None:
         """Go back to a checkpoint; samples of dropped steps do not count."""

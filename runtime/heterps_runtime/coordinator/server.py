@@ -34,6 +34,7 @@ from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.host_port import join_host_port, split_host_port
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import (
+    Damaged,
     Evaluated,
     FromCoordinator,
     FromMember,
@@ -94,7 +95,7 @@ class CoordinatorServer:
         self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
         self._leaves = False  # it was told to end, and does so when the job is saved
         self._failure: TransientError | None = None  # with which the process ends
-        self._files.find(contents=False)  # checkpoints of another job are refused before anything is started
+        self._files.find()  # checkpoints of another job are refused before anything is started
         self._plan_revision = 0  # of the plan that is carried out
         self.core = CoordinatorCore(
             config,
@@ -259,17 +260,20 @@ class CoordinatorServer:
 
     def open_checkpoints(self) -> None:
         """See `Effects.open_checkpoints`."""
+        self._find_checkpoint(self._files.open)
 
+    def pass_over_checkpoint(self, damaged: Damaged) -> None:
+        """See `Effects.pass_over_checkpoint`."""
+        self._find_checkpoint(lambda: self._files.pass_over(damaged))
+
+    def _find_checkpoint(self, find: Callable[[], Found]) -> None:
         def opened(found: Found) -> None:
             manifest, skipped = found
             for folder, reason in skipped:
                 self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
             if manifest is not None and manifest.imported_from:
                 self.core.journal.note("ModelImported", f"the model begins with the values of {manifest.imported_from}")
-            if manifest is None:
-                self.core.checkpoints_opened(None, 0, None, "")
-            else:
-                self.core.checkpoints_opened(manifest, manifest.samples, manifest.num_rows, manifest.layout)
+            self.core.checkpoints_opened(manifest)
 
         def failed(error: Exception) -> None:
             if isinstance(error, TransientError):
@@ -278,7 +282,7 @@ class CoordinatorServer:
             else:
                 self.core.fail(type(error).__name__, str(error))
 
-        self._in_background(self._files.open, opened, failed)
+        self._in_background(find, opened, failed)
 
     def checkpoint_folder(self, step: int) -> str:
         """See `Effects.checkpoint_folder`."""

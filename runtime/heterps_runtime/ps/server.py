@@ -9,7 +9,7 @@ from __future__ import annotations
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from heterps_runtime.checkpoint import Storage, read_manifest, verify_file
+from heterps_runtime.checkpoint import DamagedError, Storage, read_manifest, verify_file
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import ProtocolError
@@ -83,6 +83,7 @@ class ParameterServer(Member):
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
+        self._announced: Generation | None = None  # the last one
         self._lineage = 0  # of the shard's state; 0: it never took part
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
@@ -139,6 +140,8 @@ class ParameterServer(Member):
                 self._take_requests()
             except ProtocolError as error:
                 self._join_again(str(error))
+            except DamagedError as error:
+                self._restore_failed(error)
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
@@ -198,13 +201,24 @@ class ParameterServer(Member):
         self._parked.clear()
         self._listener.begin(announced.generation)
         self._shard.begin_generation(len(announced.servers))
+        self._announced = announced
         if restore is not None:
-            self._reset(restore.folder)
+            try:
+                self._reset(restore.folder)
+            except DamagedError as error:
+                self._restore_failed(error)
+                return
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
         early, self._early = self._early, []
         for sender, request in early:
             self._request(sender, request)
+
+    def _restore_failed(self, error: DamagedError) -> None:
+        assert self._announced is not None, "a generation begins with what is restored"
+        self._shard.reset(self._storage, None)
+        self._lineage = 0
+        self._cannot_restore(self._announced, error)
 
     def _reset(self, folder: str | None) -> None:
         """Start from a checkpoint, of which the files that this server reads are verified, or from scratch."""
@@ -213,11 +227,17 @@ class ParameterServer(Member):
             self._shard.reset(self._storage, None)
             return
         log(f"generation {self._generation}: restoring {folder}")
-        self._link.status = f"restoring {folder}"
         manifest = read_manifest(self._storage, folder)
-        for entry in self._shard.files_to_read(manifest):
+        files = self._shard.files_to_read(manifest)
+        self._show_progress(f"verifying {folder}", sum(entry.bytes for entry in files))
+        for entry in files:
             verify_file(self._storage, folder, entry, manifest.origin)
         self._shard.reset(self._storage, manifest)
+
+    def _show_progress(self, doing: str, size: int) -> None:
+        """Show how many of some bytes are read."""
+        begun = self._work.total
+        self._link.status = lambda: f"{doing}: {(self._work.total - begun) / 1e9:.1f} of {size / 1e9:.1f} GB"
 
     # --- the workers --------------------------------------------------------------------------------------------------
 
@@ -255,7 +275,9 @@ class ParameterServer(Member):
                 self._shard.push(request.step, request.worker, self._read_push(request))
                 self._send(sender, Ack(request.step))
             case Define():
+                self._show_progress("loading rows", self._shard.bytes_to_load)
                 self._shard.define(request.tables, request.dense, request.statistics)
+                self._link.status = "ready"
                 self._send(sender, Defined())
 
     def _pull(self, request: Pull) -> dict[int, Array]:

@@ -132,6 +132,11 @@ class Shard:
         needed = overlapping_servers(self._index, self._num_servers, number)
         return [entry for entry in manifest.files if entry.role != "rows" or entry.index in needed]
 
+    @property
+    def bytes_to_load(self) -> int:
+        """Bytes of the files that `define` reads."""
+        return sum(entry.bytes for entry in self.files_to_read(self._restore[1])) if self._restore else 0
+
     def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore

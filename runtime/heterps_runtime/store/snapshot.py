@@ -8,15 +8,12 @@ and the memory for it is that of a few pieces and of the rows that change meanwh
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from heterps_runtime.store.changes import find_before, find_marked
+from heterps_runtime.store.changes import Changes, find_before, find_marked
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s
-
-if TYPE_CHECKING:
-    from heterps_runtime.store.rows import RowStore
 
 __all__ = ["RowChunk", "RowSnapshot"]
 
@@ -38,6 +35,22 @@ class RowChunk(NamedTuple):
         return RowChunk(self.keys[start:stop], self.rows[start:stop], state)
 
 
+class Rows(Protocol):
+    """The rows of a store."""
+
+    changes: Changes
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row with its key and its state."""
+
+    def new_chunk(self, count: int) -> RowChunk:
+        """Memory for a copy of `count` rows."""
+
+    def copy(self, positions: Int32s, out: RowChunk) -> None:
+        """Copy the rows at positions (n,) to `out`, n rows."""
+
+
 class RowSnapshot:
     """A copy in progress of the rows of a store that have changed between two commits.
 
@@ -52,7 +65,7 @@ class RowSnapshot:
         piece_rows: rows of a piece; the last one may have fewer.
     """
 
-    def __init__(self, store: RowStore, marks: tuple[int, int], num_rows: int, total: int) -> None:
+    def __init__(self, store: Rows, marks: tuple[int, int], num_rows: int, total: int) -> None:
         self.total = total
         fitting = _PIECE_BYTES // store.row_nbytes
         self.piece_rows = max(8, min(fitting, _MOST_PIECE_ROWS) // 8 * 8)  # arrays of whole pieces stay aligned
@@ -82,9 +95,7 @@ class RowSnapshot:
         if self._next == self._stop:
             return
         found = np.empty(len(touched), np.int32)
-        count = find_before(
-            self._store.changes.marks, touched, self._next, self._stop, self._low, self._high, found
-        )
+        count = find_before(self._store.changes.marks, touched, self._next, self._stop, self._low, self._high, found)
         if count:
             chunk = self._store.new_chunk(count)
             self._store.copy(found[:count], chunk)

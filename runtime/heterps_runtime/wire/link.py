@@ -138,7 +138,7 @@ class ControlLink:
         self.incarnation = secrets.token_hex(8)
         self._joins = 0
         self._put_back: deque[FromCoordinator] = deque()
-        self.status = "starting"  # shown to users
+        self.status: str | Callable[[], str] = "starting"  # shown to users; a function is called for each pulse
         self.totals: Callable[[], dict[str, float]] = dict  # counters for each pulse; called in its thread
         self._unread = False  # they could not be read once
         # Its own context, so that `close` can wait for the last messages while other sockets are open.
@@ -208,7 +208,8 @@ class ControlLink:
         try:
             while not self._stop.wait(PULSE_SECONDS):
                 totals = self._read_totals(totals)
-                connection.send(Pulse(self._joins, self.status, totals))
+                status = self.status
+                connection.send(Pulse(self._joins, status if isinstance(status, str) else status(), totals))
                 connection.broke()  # nothing is lost with a pulse; the next one follows
         except zmq.ZMQError:
             pass  # the context ends with the process

@@ -159,6 +159,17 @@ class Checkpointed(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged(Message):
+    """The checkpoint that a generation begins with is damaged, so the member leaves the generation."""
+
+    op: ClassVar[str] = "damaged"
+    generation: int
+    folder: str
+    file: str  # name of the damaged file below the checkpoint path; empty: not known
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated(Message):
     """A worker's share of the evaluation data is computed."""
 
@@ -371,7 +382,7 @@ class Probe(Message):
     op: ClassVar[str] = "probe"
 
 
-FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Evaluated
+FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Damaged | Evaluated
 Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
 FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
 ToServer: TypeAlias = Define | Pull | PullDense | Push

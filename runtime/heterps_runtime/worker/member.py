@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
+from heterps_runtime.checkpoint import DamagedError
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError, ProtocolError, SupersededError
@@ -220,6 +221,10 @@ class WorkerMember(Member):
             return
         except PeerLostError as error:
             self._join_again(f"generation {announced.generation}: {error}")
+            return
+        except DamagedError as error:
+            self._setup.parameters.forget()
+            self._cannot_restore(announced, error)
             return
         self._engine = Engine(self._config, context, stage, self._source, self._process)
         self._rebuild_poller()

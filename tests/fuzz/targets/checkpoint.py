@@ -22,8 +22,7 @@ from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.doubles import replaced
 
-_FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "checkpoints"
-_FOLDER = _FIXTURES / "step-000000020.1-00000000"
+_FIXTURES, _INCREMENTS = (Path(__file__).parents[2] / "fixtures" / name / "checkpoints" for name in ("v1", "v2"))
 _ERRORS = (CheckpointError, StorageError, UnsupportedVersionError)
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -57,7 +56,8 @@ def _read_manifest(data: bytes) -> None:
         pass
     manifest = CheckpointManifest.from_json(data)
     for role in ("rows", "dense", "buffers"):
-        manifest.files_of(role)
+        for entry in manifest.files_of(role):
+            manifest.path_of(entry)
     str(manifest.origin)
     explain_mismatch(manifest.fingerprint, {"model.loss": "x", "training": {"seed": 1}})
 
@@ -109,8 +109,15 @@ def _open_storage(data: bytes) -> None:
 
 
 def _files() -> Iterator[bytes]:
-    for file in sorted(_FOLDER.glob("*.safetensors")):
-        yield file.read_bytes()
+    for folder in (_FIXTURES, _INCREMENTS):
+        for file in sorted(folder.glob("step-*/*.safetensors")):
+            yield file.read_bytes()
+
+
+def _manifests() -> Iterator[bytes]:
+    for folder in (_FIXTURES, _INCREMENTS):
+        for file in sorted(folder.glob("step-*/manifest.json")):
+            yield file.read_bytes()
 
 
 def _split_files() -> Iterator[bytes]:
@@ -125,9 +132,7 @@ def _owners() -> Iterator[bytes]:
 
 
 TARGETS = [
-    Target(
-        "checkpoint.manifest", _read_manifest, _ERRORS, lambda: [(_FOLDER / "manifest.json").read_bytes()], Form.JSON
-    ),
+    Target("checkpoint.manifest", _read_manifest, _ERRORS, _manifests, Form.JSON),
     Target("checkpoint.tensors", _read_tensors, _ERRORS, _split_files, Form.JSON),
     Target("checkpoint.file", _read_file, _ERRORS, _files),
     Target(

@@ -107,7 +107,7 @@ FULL_JOB: Json = {
             role: {"metadata": {}, "spec": {}}
             for role in ("all", "coordinator", "parameterServer", "worker", "profiler")
         },
-        "checkpoint": {"path": "s3://bucket/checkpoints", "everySteps": 1000, "keep": 3},
+        "checkpoint": {"path": "s3://bucket/checkpoints", "everySteps": 1000, "keep": 3, "increments": "Enabled"},
         "runPolicy": {
             "suspend": False,
             "backoffLimit": 3,

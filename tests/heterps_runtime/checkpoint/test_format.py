@@ -165,7 +165,9 @@ def test_damage_is_found_and_named(storage: Storage, tmp_path: Path) -> None:
 def test_a_state_of_another_commit_is_refused_although_the_file_is_whole(storage: Storage) -> None:
     entry = write_tensors(storage, "s", "x", {"a": np.arange(3)}, origin=Origin(19, 1), role="rows")
     for contents in (True, False):
-        with pytest.raises(DamagedError, match="x has the state of step 19, lineage 1, and should have that of step 20"):
+        with pytest.raises(
+            DamagedError, match="x has the state of step 19, lineage 1, and should have that of step 20"
+        ):
             verify_file(storage, "s", entry, ORIGIN, contents=contents)
     with pytest.raises(DamagedError, match="should have that of step 19, lineage 2"):
         verify_file(storage, "s", entry, Origin(19, 2))

@@ -217,7 +217,7 @@ def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() 
     assert f"{ROWS} rows according to the checkpoint, but {ROWS - 1} according to" in resumed.core.error["message"]
     early = World(ONE_CPU)
     early.join("worker-0-0", rows=ROWS - 1)
-    early.core.checkpoints_opened(Record(10, "step-10"), samples=100, rows=ROWS, layout="")
+    early.core.checkpoints_opened(Record(10, "step-10", samples=100, num_rows=ROWS))
     assert early.core.error == resumed.core.error, "whichever is known first"
 
 

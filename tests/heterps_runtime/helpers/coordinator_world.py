@@ -16,6 +16,7 @@ from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,
     Commit,
+    Damaged,
     DataSize,
     Done,
     Evaluated,
@@ -37,6 +38,9 @@ M = TypeVar("M", bound=Message)
 class Record:
     step: int
     folder: str
+    samples: int = 0
+    num_rows: int = ROWS
+    layout: str = ""
 
 
 class World:
@@ -66,6 +70,7 @@ class World:
         self.addressed: list[tuple[str, str, type[Message]]] = []  # (name, incarnation, type) of the same messages
         self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
         self.discarded: list[str] = []
+        self.damaged: list[Damaged] = []
         self.exports: list[int] = []
         self.commits: list[int] = []  # every commit that was announced, in order
         self.stages, self.servers, self._folders = stages, servers, 0
@@ -83,7 +88,10 @@ class World:
             self.open()
 
     def open(self) -> None:
-        self.core.checkpoints_opened(self.latest, 0, ROWS if self.latest else None, "")
+        self.core.checkpoints_opened(self.latest)
+
+    def pass_over_checkpoint(self, damaged: Damaged) -> None:
+        self.damaged.append(damaged)
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         self.sent.append((member, message))

@@ -48,7 +48,7 @@ POINTS = {
     "a server hears of a commit": Point(Shard, "commit_dense", lambda shard, step, size: step),
     "a server is in a commit": Point(Shard, "commit_dense", lambda shard, step, size: step, after=True),
     "a server has made a commit": Point(Shard, "commit_rows", lambda shard, step, size: step, after=True),
-    "a server saves a checkpoint": Point(Shard, "snapshot", lambda shard, lineage: shard.committed, after=True),
+    "a server saves a checkpoint": Point(Shard, "snapshot", lambda shard, *_: shard.committed, after=True),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from heterps_runtime.checkpoint import CheckpointManifest, Storage, find_latest
+from heterps_runtime.checkpoint.survey import survey
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_STOP
 from heterps_runtime.ps import increments
@@ -88,6 +89,38 @@ def test_a_lost_server_comes_back_with_the_rows_of_all_increments(folder: Path, 
     assert not job.failures, "\n".join(job.failures)
     assert "RolledBack" in {event["reason"] for event in status["events"]}
     assert_same_model(trained_model(status), plain)
+
+
+def test_a_damaged_file_that_several_checkpoints_need_takes_all_of_them_out(
+    folder: Path, plain: dict[str, Any]
+) -> None:
+    made = document(folder / "damaged")
+    job = ThreadedJob(made)
+    job.start(TWO, 2)
+    job.wait(lambda status: status["committedSteps"] >= 25)
+    job.credentials.request("POST", PATH_STOP)
+    job.wait()
+    job.close()
+    storage = Storage.open(RunConfig.from_json(made).checkpoint_path)
+    manifest = newest(made)
+    shared = next(entry for entry in manifest.files_of("rows") if entry.folder)
+    path = Path(storage.path(manifest.path_of(shared)))
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    needing = {one.folder for one in survey(storage) if one.manifest and shared.name in names_in(one.manifest, path)}
+    assert len(needing) > 1
+    status = finish(ThreadedJob(made), TWO, 2)
+    skipped = [event["message"] for event in status["events"] if event["reason"] == "CheckpointSkipped"]
+    changed = f"{shared.name} was changed after it was written"
+    assert {message.partition(":")[0] for message in skipped if changed in message} == needing
+    assert [event["reason"] for event in status["events"]].count("GenerationFormed") == 2
+    assert_same_model(trained_model(status), plain)
+
+
+def names_in(manifest: CheckpointManifest, path: Path) -> set[str]:
+    """The files of a checkpoint that lie at a path."""
+    return {entry.name for entry in manifest.files if str(path).endswith(manifest.path_of(entry))}
 
 
 def test_increments_can_be_disabled(folder: Path, plain: dict[str, Any]) -> None:

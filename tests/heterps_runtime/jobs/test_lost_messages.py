@@ -25,7 +25,7 @@ FAULTS: dict[str, list[tuple[str, ...]]] = {
     "stages": [("forward",), ("backward",)],
 }
 # Sent once if asked for, or answered by the end of the process, or followed by the next one.
-OTHERS = {"allocation", "failed", "leaving", "pulse", "probe"}
+OTHERS = {"allocation", "damaged", "failed", "leaving", "pulse", "probe"}
 
 
 @pytest.fixture

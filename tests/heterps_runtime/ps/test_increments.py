@@ -13,6 +13,7 @@ import pytest
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     CheckpointWriter,
+    FileEntry,
     Origin,
     Ownership,
     Storage,
@@ -165,7 +166,7 @@ def test_steps_during_the_write_do_not_get_into_the_checkpoint(server: Server) -
     server.write()
     server.train(range(100, 300), range(100))
     expected = server.rows()
-    manifest = server.write(during=lambda: server.train(range(0, 1200), range(700)))
+    manifest = server.write(during=lambda: server.train(range(1200), range(700)))
     assert row_files(manifest) == ["1", "2"]
     assert restored(server, manifest) == expected
     later = server.rows()
@@ -262,7 +263,7 @@ def test_a_lost_file_of_an_earlier_checkpoint_damages_those_that_need_it(server:
     lost.unlink()
     manifest, skipped = find_latest(server.storage)
     assert manifest is None or manifest.folder == first.folder
-    assert [reason for _, reason in skipped][0] == "rows-0.safetensors is missing"
+    assert next(reason for _, reason in skipped) == "rows-0.safetensors is missing"
     server.train([2])
     with pytest.raises(Exception, match=f"{whole.folder}/rows-0.safetensors is missing"):
         server.write()
@@ -295,13 +296,12 @@ def test_all_rows_are_written_again_when_increments_add_up(
     increment_bytes: list[int], changed: int, total: int, expected: bool
 ) -> None:
     entries = tuple(
-        increments.FileEntry(f"rows-{i}", size, "crc32:00000000", "rows")
-        for i, size in enumerate([total, *increment_bytes])
+        FileEntry(f"rows-{i}", size, "crc32:00000000", "rows") for i, size in enumerate([total, *increment_bytes])
     )
     assert builds_on(Saved("step", entries, {}, 0), changed, total) is expected
 
 
 def test_few_rows_are_always_written_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(increments, "SMALLEST_BYTES", 100)
-    entry = increments.FileEntry("rows-0", 99, "crc32:00000000", "rows")
+    entry = FileEntry("rows-0", 99, "crc32:00000000", "rows")
     assert [builds_on(Saved("step", (entry,), {}, 0), 1, total) for total in (99, 100)] == [False, True]

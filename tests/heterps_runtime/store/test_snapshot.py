@@ -131,7 +131,7 @@ def test_snapshots_are_counted_anew_before_their_numbers_run_out(monkeypatch: py
     monkeypatch.setattr("heterps_runtime.store.rows.MAX_SNAPSHOTS", 3)
     store = new_store()
     train(store, range(20), 1)
-    numbers = []
+    numbers: list[int] = []
     for step in range(2, 9):
         number, copy = store.begin_snapshot(numbers[-1] if numbers else None)
         numbers.append(number)

@@ -70,8 +70,8 @@ class Parameters:
         return None if self._replica is None else self._replica.version
 
     def forget(self) -> None:
-        """Drop the replica, because the worker computes other layers from now on."""
-        self._replica = None
+        """Drop the replica: the worker computes other layers from now on, or what it restored is damaged."""
+        self._replica, self.lineage = None, 0
 
     def agree(
         self, announced: Generation, rank: int, module: StageModule, manifest: CheckpointManifest | None, wait: Wait
