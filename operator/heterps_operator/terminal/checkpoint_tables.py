@@ -38,6 +38,8 @@ def render_checkpoints(document: Json) -> RenderableType:
         )
     parts: list[RenderableType] = [Text(_title(document)), table]
     parts += [Text(f"{one['folder']}: {one['reason']}") for one in checkpoints if one["reason"]]
+    if any(one["health"] == "Needed" for one in checkpoints):
+        parts.append(Text("Needed: deleted, except for files that newer checkpoints need"))
     return Group(*parts)
 
 

@@ -39,7 +39,7 @@ class Found:
     Attributes:
         folder: its folder.
         health: whether it can be restored.
-        reason: why it cannot; empty if it can.
+        reason: why it cannot; empty if it can, or is only needed.
         bytes: of all its files, with those that earlier checkpoints wrote.
         stored: bytes of the files in its folder.
         manifest: what it says of itself; None unless it is valid.
@@ -78,16 +78,17 @@ def survey(storage: Storage, folders: Sequence[str] | None = None, *, contents: 
     names = checkpoint_folders(storage) if folders is None else folders
     found = [_look(storage, name, contents, verified) for name in names]
     needed = {folder for one in found if one.manifest for folder in _earlier(one.manifest)}
-    return [_needed(one) if one.health is Health.INCOMPLETE and one.folder in needed else one for one in found]
+    return [
+        replace(one, health=Health.NEEDED, reason="")
+        if one.health is Health.INCOMPLETE and one.folder in needed
+        else one
+        for one in found
+    ]
 
 
 def _earlier(manifest: CheckpointManifest) -> set[str]:
     """Folders of the earlier checkpoints that a checkpoint has files of."""
     return {entry.folder for entry in manifest.files if entry.folder}
-
-
-def _needed(found: Found) -> Found:
-    return replace(found, health=Health.NEEDED, reason="it is deleted, except for files that newer checkpoints need")
 
 
 def named(storage: Storage, name: str) -> str:

@@ -141,7 +141,7 @@ class RowStore:
     def count_changed(self, since: int | None) -> int:
         """Number of rows that have changed after a snapshot; None: of all rows."""
         known = since is not None and since < self.changes.now  # snapshots are counted anew after `MAX_SNAPSHOTS`
-        return self.changes.count_after(since) if known and since is not None else self._num_rows
+        return self.changes.count_after(since, self._num_rows) if known and since is not None else self._num_rows
 
     def begin_snapshot(self, since: int | None = None) -> tuple[int, RowSnapshot]:
         """Begin a copy of the rows as they are now. None must be in progress.
