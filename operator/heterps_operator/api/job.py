@@ -32,6 +32,7 @@ class PoolSpec:
     units_per_pod: int
     autoscaled: bool = False  # nodes come when pods wait for them
     interruptions_per_unit_hour: float = 0.0  # how often the provider takes a unit back
+    memory_bytes_per_pod: float | None = None  # of the node, or of the card; None: the pool does not say
 
     @property
     def threads(self) -> int:
@@ -216,6 +217,7 @@ def _failure_rule(rule: Json) -> FailureRule:
 
 def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
     limits = [int(limit) for limit in (entry.get("maxUnits"), spec.get("maxUnits")) if limit is not None]
+    memory = spec.get("memoryPerUnit")
     return PoolSpec(
         name=entry["name"],
         device_type=spec["deviceType"],
@@ -224,6 +226,7 @@ def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
         units_per_pod=spec["unitsPerPod"],
         autoscaled=bool(spec.get("autoscaled")),
         interruptions_per_unit_hour=float((spec.get("spot") or {}).get("interruptionsPerUnitHour", 0)),
+        memory_bytes_per_pod=None if memory is None else float(parse_quantity(memory) * spec["unitsPerPod"]),
     )
 
 

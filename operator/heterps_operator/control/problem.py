@@ -58,6 +58,9 @@ _LAYER_TIMES = (
     "transferProcessorFixedSeconds",
     "spread",
 )
+_LAYER_BYTES = ("residentBytes", "activationBytes")
+_POD_BYTES = "memoryBytesPerPod"
+_USABLE_MEMORY = 0.8  # of a pod's: allocators keep what is freed, and libraries take scratch memory
 _SERVER_COST = "coresPerSamplePerSecond"
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
@@ -97,6 +100,8 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
     layers = []
     for index, layer in enumerate(first["layers"]):
         facts = {key: layer[key] for key in _LAYER_FACTS if key in layer}
+        there = [profiles[pool.name]["layers"][index] for pool in job.pools]
+        facts |= {key: max(known) for key in _LAYER_BYTES if (known := [x[key] for x in there if x.get(key)])}
         times = {pool.name: _times(profiles[pool.name]["layers"][index]) for pool in job.pools}
         layers.append({"name": layer["name"], **facts, "pools": times})
     problem: dict[str, Any] = {
@@ -108,7 +113,10 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         "minSamplesPerSecond": job.min_samples_per_second,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
         "parameterServer": _servers(job, profiles),
-        "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
+        "pools": [
+            _pool(pool, profiles[pool.name].get("stage") or {}) | _memory(pool, profiles[pool.name].get("memory") or {})
+            for pool in job.pools
+        ],
         "layers": layers,
     }
     if any(pool.interruptions_per_unit_hour for pool in job.pools):
@@ -133,8 +141,9 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
     for pool in job.pools:
         if pool.name not in measured:
             raise UnknownNameError("problem.pools", "pool", pool.name, map(str, measured))
-        stage = {key: measured[pool.name][key] for key in _STAGE_FACTS if key in measured[pool.name]}
-        pools.append(_pool(pool, stage))
+        known = measured[pool.name]
+        stage = {key: known[key] for key in _STAGE_FACTS if key in known}
+        pools.append(_pool(pool, stage) | {key: known[key] for key in (_POD_BYTES,) if key in known})
     names = {pool.name for pool in job.pools}
     layers = []
     for layer in problem.get("layers") or ():
@@ -207,6 +216,21 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
     }
 
 
+def _memory(pool: PoolSpec, measured: Json) -> dict[str, float]:
+    """What a stage may take of a pod's memory, if that is limited: beside what a worker takes without a stage.
+
+    Args:
+        pool: says how much its pods have; a card has what was measured, unless the pool says so.
+        measured: `baseBytes`, `deviceBytes` and `deviceBaseBytes` of the profile.
+    """
+    on_host = pool.device_type == "CPU"
+    limit = pool.memory_bytes_per_pod or (None if on_host else measured.get("deviceBytes"))
+    if not limit or not measured:  # an earlier release measured it
+        return {}
+    taken = measured.get("baseBytes" if on_host else "deviceBaseBytes") or 0.0
+    return {_POD_BYTES: max(1.0, _USABLE_MEMORY * limit - taken)}
+
+
 def _interruption(job: JobSpec, restart_seconds: float | None) -> dict[str, Any]:
     """What an interruption costs the job, as far as that is known."""
     known = {} if restart_seconds is None else {"serverSeconds": restart_seconds}
@@ -275,6 +299,8 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
         key["tensors"] = data["tensors"]
     if data.get("access") == "Streamed":  # whole steps were measured with what reading takes
         key["access"] = "Streamed"
+    if manifest.get("memoryPerUnit"):  # earlier releases did not measure memory
+        key["memory"] = True
     if spec.get("encryption") == "Required":  # whole steps and transfers were measured with it
         key["encrypted"] = True
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -289,6 +315,7 @@ _SHAPE = fields(
         "layers": items(fields({"name": text(least=1, most=1_000)}, required=("name",)), MAX_LAYERS),
         "stage": _NUMBERS,
         "parameterServer": _NUMBERS,
+        "memory": _NUMBERS,
         "warnings": items(text()),
     },
     required=("version", "batchSize", "samples", "layers"),

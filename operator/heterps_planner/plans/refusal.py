@@ -140,13 +140,16 @@ def _explain_memory(
                 too_little = middle
         pools.append(pool.name)
         needs.append(
-            f"pods of {pool.name} have {describe_bytes(have)} and need {describe_bytes(enough)}, "
+            f"a stage may take {describe_bytes(have)} of a pod of {pool.name} and needs {describe_bytes(enough)}, "
             f"{describe_bytes(enough - have)} more"
         )
     message = f"{subject} reaches {describe_rate(floor)} within the memory of the pods"
     message += f", which allows {describe_rate(best)}: " if best > 0 else ": "
     message += "; or ".join(needs) or "several pools have too little memory"
-    message += "; raise memoryBytesPerPod, lower globalBatchSize or minSamplesPerSecond, or allow more units"
+    message += (
+        "; raise memoryPerUnit of the pool (memoryBytesPerPod in a problem file), lower globalBatchSize or "
+        "minSamplesPerSecond, or allow more units"
+    )
     return Infeasible(method, MEMORY_EXCEEDED, best, message, tuple(pools))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heterps_runtime.profiler.memory import LayerBytes
 from heterps_runtime.profiler.readings import Line, Reading, fit_line
 from heterps_runtime.profiler.rehearsal import Whole
 
@@ -27,6 +28,7 @@ class LayerFacts:
     kind: str
     input_bytes: float  # per sample
     weight_bytes: float
+    memory: LayerBytes
     busy: Mapping[int, Reading]  # by size: the worker's own work
     rows: Mapping[int, Reading]  # by size: embedding rows at the server
     dense: Reading  # of a whole batch: dense parameters
@@ -84,6 +86,8 @@ def combine(measured: Measured) -> dict[str, Any]:
             "kind": layer.kind,
             "inputBytes": layer.input_bytes,
             "weightBytes": layer.weight_bytes,
+            "residentBytes": layer.memory.resident,
+            "activationBytes": layer.memory.activation,
             "computeSeconds": max(own_fixed + own + at_server, _LEAST_SECONDS),
             "computeFixedSeconds": own_fixed,
             "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,

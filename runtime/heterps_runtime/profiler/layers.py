@@ -17,6 +17,7 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import Dataset
 from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.profiler.memory import LayerBytes, SavedBytes
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
@@ -171,6 +172,37 @@ class LayerProbe:
         for stage in self.stages:
             stage.train()
         return result
+
+    def memory(self) -> list[LayerBytes]:
+        """The memory of each layer, by a forward pass of a whole batch."""
+        size, values, known = self.largest, self._batch(self.largest)[0], set[int]()
+        found, alive = [], []
+        for i, stage in enumerate(self.stages):
+            given = {n: values[n] for n in stage.inputs}
+            block = self._block(stage, given)
+            rows = self._shard.pull(_keys(block)) if block.keys else {}
+            block.fill(rows)
+            bound = self._parameters(i, LayerSeconds())
+            weights, buffers, saved = SavedBytes(known), SavedBytes(known), SavedBytes(known)
+            weights.add(bound.values())
+            buffers.add(stage.buffers().values())
+            stage.bind(bound)
+            with saved.counting():
+                outputs = stage.forward(given, block.forward(0, training=True))
+            made = self._pass_on(outputs, given, values)
+            saved.add(tensor for tensor, _ in made)
+            alive.append((made, block, bound))  # memory that is freed would be used again, and be counted once
+            held = saved.total + 2 * sum(array.nbytes for array in rows.values())
+            found.append(LayerBytes(weights.total * self._copies + buffers.total, held / size))
+        return found
+
+    @property
+    def _copies(self) -> int:
+        """How often a worker holds the dense parameters: gradients and optimizer state count, too."""
+        if self._replicas is None:
+            return 3  # those of two commits, and gradients
+        # Those of a step and of the last commit, gradients by parameter and in one piece, and the optimizer's state.
+        return 4 + self._replicas[0].num_state_arrays
 
     # --- one step -----------------------------------------------------------------------------------------------------
 

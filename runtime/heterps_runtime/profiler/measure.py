@@ -19,6 +19,7 @@ from heterps_runtime.intake import LossSum, resolve_loss
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
+from heterps_runtime.profiler.memory import anonymous_bytes, device_bytes
 from heterps_runtime.profiler.readings import Reading
 from heterps_runtime.profiler.rehearsal import Rehearsal
 from heterps_runtime.profiler.transfers import TransferProbe
@@ -69,6 +70,9 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     workers, why_one = _room(here, device)
     rehearsal.launch(len(model.layered.layers), workers)
     _compile(config, model)
+    memory = {"baseBytes": float(anonymous_bytes() or 0)}  # of a worker, before it computes
+    if (card := device_bytes(device)) is not None:
+        memory |= {"deviceBytes": float(card[0]), "deviceBaseBytes": float(card[1])}
     say(f"running whole steps with {workers} worker(s)" + (f" ({why_one})" if why_one else ""))
 
     def member(
@@ -101,6 +105,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         "version": PROFILE_VERSION,
         **profile,
         "samples": data.train.num_rows,
+        "memory": memory,
         "measured": {
             "device": _device_name(device),
             "threads": torch.get_num_threads(),
@@ -136,6 +141,7 @@ def _measure_layers(
         for steps in samples.values():
             steps.clear()
         repeat(_ROUNDS + _MORE_ROUNDS)
+    memory = probe.memory()
     transfers, processor = _measure_transfers(config, probe, device, batch)
     facts = [
         LayerFacts(
@@ -143,6 +149,7 @@ def _measure_layers(
             kind=layer.kind,
             input_bytes=probe.input_bytes[i],
             weight_bytes=layer.weight_bytes,
+            memory=memory[i],
             busy={n: Reading.of([s[i].busy for s in steps]) for n, steps in samples.items()},
             rows={n: Reading.of([s[i].rows for s in steps]) for n, steps in samples.items()},
             dense=Reading.of([s[i].dense for s in samples[batch]]),

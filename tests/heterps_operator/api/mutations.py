@@ -22,6 +22,7 @@ FULL_POOL: Json = {
         "resourceName": "nvidia.com/gpu",
         "torchDevice": "cuda",
         "unitsPerPod": 1,
+        "memoryPerUnit": "80Gi",
         "maxUnits": 8,
         "namespaces": [{"name": "team-a", "maxUnits": 4}],
         "autoscaled": False,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.problem import adapt_problem, build_problem, with_running_servers
+from heterps_operator.control.problem import adapt_problem, build_problem, profile_digest, with_running_servers
 from heterps_operator.control.tuning.calibration import calibrate
 from heterps_planner import Infeasible, Plan, Problem, plan
 from heterps_runtime.contract import ServersDocument
@@ -66,6 +66,73 @@ def test_a_floor_that_needs_three_servers_gets_three() -> None:
     one = plan(Problem.from_json(build_problem(replace(job, server_replicas=1), {"cpu": profile})))
     assert isinstance(one, Infeasible)
     assert "1 parameter server on cpu sustains 25,000 samples/s" in one.message
+
+
+BYTES: tuple[dict[str, float], ...] = (
+    {"residentBytes": 1e9, "activationBytes": 1e6},
+    {"residentBytes": 2e9, "activationBytes": 0.0},
+    {},
+)
+
+
+def measured_memory(**memory: float) -> dict[str, Any]:
+    """A profile with the memory of its layers."""
+    layers = [{**layer, **known} for layer, known in zip(PROFILE["layers"], BYTES, strict=True)]
+    return {**PROFILE, "layers": layers, "memory": {"baseBytes": 5e8, **memory}}
+
+
+def with_memory(cpu: float | None, gpu: float | None) -> JobSpec:
+    job = make_job()
+    pools = (("cpu", cpu), ("gpu", gpu))
+    return replace(job, pools=tuple(replace(job.pool(name), memory_bytes_per_pod=limit) for name, limit in pools))
+
+
+def test_a_stage_may_take_what_a_worker_leaves_of_its_pod() -> None:
+    profiles = {"cpu": measured_memory(), "gpu": measured_memory(deviceBytes=80e9, deviceBaseBytes=1e9)}
+    problem = Problem.from_json(build_problem(with_memory(4e9, None), profiles))
+    assert [pool.memory_bytes_per_pod for pool in problem.pools] == [0.8 * 4e9 - 5e8, 0.8 * 80e9 - 1e9]
+    assert [layer.resident_bytes for layer in problem.layers] == [1e9, 2e9, 0]
+    assert [layer.activation_bytes for layer in problem.layers] == [1e6, 0, 0]
+    said = Problem.from_json(build_problem(with_memory(None, 16e9), profiles))
+    assert [pool.memory_bytes_per_pod for pool in said.pools] == [None, 0.8 * 16e9 - 1e9]
+    assert adapt_problem(build_problem(with_memory(4e9, None), profiles), make_job())["pools"][0][
+        "memoryBytesPerPod"
+    ] == pytest.approx(0.8 * 4e9 - 5e8)
+
+
+def test_the_pool_that_needs_more_for_a_layer_counts() -> None:
+    smaller = measured_memory()
+    smaller["layers"] = [{**layer, "residentBytes": 1.0} for layer in smaller["layers"]]
+    problem = build_problem(with_memory(None, None), {"cpu": smaller, "gpu": measured_memory()})
+    assert [layer["residentBytes"] for layer in problem["layers"]] == [1e9, 2e9, 1.0]
+
+
+def test_a_stage_that_fits_into_no_pod_is_not_planned() -> None:
+    profiles = {"cpu": measured_memory(), "gpu": measured_memory()}
+    fits = plan(Problem.from_json(build_problem(with_memory(8e9, 8e9), profiles)))
+    assert isinstance(fits, Plan)
+    refused = plan(Problem.from_json(build_problem(with_memory(2e9, 2e9), profiles)))
+    assert isinstance(refused, Infeasible)
+    assert refused.reason == "MemoryExceeded"
+    assert "raise memoryPerUnit of the pool" in refused.message
+
+
+def test_a_profile_without_memory_limits_nothing() -> None:
+    problem = build_problem(with_memory(1e6, 1e6), PROFILES)
+    assert not any("memoryBytesPerPod" in pool for pool in problem["pools"])
+
+
+def test_a_pool_that_says_its_memory_is_measured_with_it() -> None:
+    configuration: dict[str, Any] = {
+        "job": {"spec": {"model": {}, "data": {}, "training": {}}},
+        "pools": [{"metadata": {"name": "cpu"}, "spec": {"deviceType": "CPU"}}],
+    }
+    before = profile_digest(configuration, "cpu", "source")
+    configuration["pools"][0]["spec"]["memoryPerUnit"] = "4Gi"
+    after = profile_digest(configuration, "cpu", "source")
+    assert after != before
+    configuration["pools"][0]["spec"]["memoryPerUnit"] = "8Gi"
+    assert profile_digest(configuration, "cpu", "source") == after  # its layers need the same
 
 
 def test_a_problem_file_keeps_its_servers() -> None:

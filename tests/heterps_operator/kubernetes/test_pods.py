@@ -145,6 +145,20 @@ def test_a_server_is_held_to_its_memory() -> None:
     assert container_of(pod_of(shared, make_job(parameterServer={})))["resources"] == {"requests": {"cpu": "100m"}}
 
 
+def test_workers_and_servers_of_a_cpu_pool_are_held_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in POOLS:
+        pool = {**POOLS[name], "spec": {**POOLS[name]["spec"], "memoryPerUnit": "1.5Gi"}}
+        monkeypatch.setitem(POOLS, name, pool)
+    cores = {"cpu": "4", "memory": str(6 << 30)}
+    assert container_of(pod_of(CPU_WORKER))["resources"] == {"requests": cores, "limits": cores}
+    server = container_of(pod_of(SERVER, make_job(parameterServer={})))["resources"]
+    assert server["limits"] == {"cpu": "2", "memory": str(3 << 30)}
+    assert container_of(pod_of(SERVER))["resources"]["limits"]["memory"] == "8Gi"  # the job says more about its servers
+    profiler = ProcessSpec("profile-cpu", Role.PROFILE, "cpu", 4)
+    assert "memory" not in container_of(pod_of(profiler))["resources"]["limits"]  # it runs several processes
+    assert "memory" not in container_of(pod_of(GPU_WORKER))["resources"]["requests"]  # that of the pool is the card's
+
+
 # --- templates --------------------------------------------------------------------------------------------------------
 
 

@@ -98,9 +98,9 @@ def test_a_floor_that_only_memory_forbids_names_the_pool_and_what_is_missing() -
     assert isinstance(refused, Infeasible)
     assert refused.reason == "MemoryExceeded"
     assert refused.limiting_pools == ("gpu",)
-    assert "pods of gpu have 49 bytes and need" in refused.message
+    assert "a stage may take 49 bytes of a pod of gpu and needs" in refused.message
     assert 0 < refused.best_throughput < 15_000
-    need = float(refused.message.split("need ")[1].split(" bytes")[0])
+    need = float(refused.message.split("needs ")[1].split(" bytes")[0])
     memory = replace(problem.pools[1], memory_bytes_per_pod=need)
     assert isinstance(plan(replace(problem, pools=(problem.pools[0], memory))), Plan)
     memory = replace(problem.pools[1], memory_bytes_per_pod=need * 0.98)
@@ -114,7 +114,7 @@ def test_a_layer_that_fits_nowhere_is_refused_with_the_missing_memory() -> None:
     assert isinstance(refused, Infeasible)
     assert refused.reason == "MemoryExceeded"
     assert refused.best_throughput == 0
-    assert "pods of cpu have 30 bytes and need" in refused.message
+    assert "a stage may take 30 bytes of a pod of cpu and needs" in refused.message
 
 
 def test_without_memory_limits_an_unreachable_floor_is_not_blamed_on_memory() -> None:

@@ -12,6 +12,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.profiler.layers import LayerProbe
+from heterps_runtime.profiler.memory import SavedBytes, anonymous_bytes, device_bytes
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
@@ -88,6 +89,44 @@ def test_images_and_their_activations_are_counted_and_a_cut_of_one_sample_is_mea
     cuts = probe.cuts(1)  # one sample is too few for batch normalisation in training
     assert [array.shape for array in cuts[kinds.index("AdaptiveAvgPool2d")].forward] == [(1, 4), (1,)]
     probe.step(probe.largest)  # in training again
+
+
+@pytest.mark.parametrize("all_reduces", [False, True])
+def test_memory_of_layers_is_that_of_weights_and_of_what_backward_needs(all_reduces: bool, tmp_path: Path) -> None:
+    probe, _, model = _probe(tmp_path, "flights", all_reduces=all_reduces)
+    memory = dict(zip([layer.name for layer in model.layered.layers], probe.memory(), strict=True))
+    layers = {layer.name: layer for layer in model.layered.layers}
+    linear = next(name for name, layer in layers.items() if layer.kind == "Linear")
+    copies = 4 if all_reduces else 3  # without momentum there is no state
+    assert memory[linear].resident == copies * layers[linear].weight_bytes
+    outputs = layers[linear].weight_bytes / 8 / (27 + 1)  # of 27 inputs and a bias
+    assert memory[linear].activation == outputs * 8  # its inputs are the outputs of the layer before
+    assert all(one.activation > 0 for name, one in memory.items() if layers[name].tables)
+    probe.step(probe.largest)
+
+
+def test_memory_that_several_layers_share_counts_once() -> None:
+    saved = SavedBytes(set())
+    weight = torch.ones(10, 10, requires_grad=True)
+    known = SavedBytes(saved._known)
+    known.add([weight])
+    value = torch.ones(5, 10)
+    with saved.counting():
+        one = value @ weight
+        two = one.exp() * one
+    assert known.total == 400
+    assert saved.total == 3 * 200  # the inputs of both, and the result of exp
+    assert two.requires_grad
+
+
+def test_the_memory_of_this_process_is_known() -> None:
+    before = anonymous_bytes()
+    held = np.ones(8 << 20)
+    after = anonymous_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before > held.nbytes / 2
+    assert device_bytes(CPU) is None
 
 
 def test_a_cut_carries_the_live_tensors_and_comes_back_as_gradients(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from heterps_runtime.profiler.combine import LayerFacts, Measured, combine
+from heterps_runtime.profiler.memory import LayerBytes
 from heterps_runtime.profiler.readings import Line, Reading, fit_line
 from heterps_runtime.profiler.rehearsal import Whole
 
@@ -32,6 +33,7 @@ def _layer(
         "Linear",
         8.0,
         16.0,
+        LayerBytes(48.0, 24.0),
         {n: Reading(line.at(n), spread) for n in sizes},
         {n: Reading(rows * n / BATCH, spread) for n in sizes},
         Reading(dense, spread),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from heterps_operator.api.admission import WORK_DIRECTORY
+from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.code import add_code, brings_code
@@ -292,9 +293,9 @@ def _container(
     if declared := container_ports(job, spec.role, pool, own_address=own_address):
         container["ports"] = declared
     resources = _units(pool, spec)
-    if spec.role == "ps" and (memory := (job["spec"].get("parameterServer") or {}).get("memoryLimit")) is not None:
+    if (memory := _memory(job, pool, spec)) is not None:
         for kind in ("requests", "limits"):
-            resources.setdefault(kind, {})["memory"] = str(memory)
+            resources.setdefault(kind, {})["memory"] = memory
     if resources:
         container["resources"] = resources
     if spec.role in _MEMBER_ROLES:
@@ -307,6 +308,20 @@ def _container(
             "timeoutSeconds": 2,
         }
     return container
+
+
+def _memory(job: Json, pool: Json | None, spec: ProcessSpec) -> str | None:
+    """The memory of a server or worker; None: not limited.
+
+    A profiler runs several processes in its pod, and the memory of a GPU pool is that of its cards.
+    """
+    limit = (job["spec"].get("parameterServer") or {}).get("memoryLimit")
+    if spec.role == "ps" and limit is not None:
+        return str(limit)
+    each = None if pool is None or pool["spec"]["deviceType"] != "CPU" else pool["spec"].get("memoryPerUnit")
+    if each is None or spec.role not in _MEMBER_ROLES or not spec.units:
+        return None
+    return str(int(parse_quantity(each) * spec.units))
 
 
 def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:

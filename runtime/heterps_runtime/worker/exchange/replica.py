@@ -48,6 +48,11 @@ class Replica:
         start = optimizer.options.get("initialAccumulator", 0.0)
         self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
 
+    @property
+    def num_state_arrays(self) -> int:
+        """Arrays of optimizer state, each as large as the parameters."""
+        return len(self._state)
+
     def acquire(self, *, private: bool) -> Leaves:
         """Leaf tensors for a step; `private` ones are not changed by later commits."""
         values = self._values.clone() if private else self._values
