@@ -105,7 +105,7 @@ def write(server: Server, *, train: bool) -> Written:
             server.woken.wait()
             server.woken.clear()
     found.seconds = time.perf_counter() - began
-    part.written(done.result())
+    part.over(done.result())
     found.bytes = sum(entry.bytes for entry in done.result())
     server.newest = folder
     return found

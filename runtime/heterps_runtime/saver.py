@@ -15,7 +15,10 @@ from heterps_runtime.wire.messages import Checkpoint, Checkpointed
 __all__ = ["Part", "Saver"]
 
 
-def _ignore(entries: tuple[FileEntry, ...]) -> None:
+Entries = tuple[FileEntry, ...]
+
+
+def _ignore(entries: Entries | None) -> None:
     """Do nothing."""
 
 
@@ -26,12 +29,12 @@ class Part:
     Attributes:
         files: to write.
         earlier: files of earlier checkpoints that it consists of as well, to be read before these.
-        written: called in the member's thread with the entries of `files`.
+        over: called in the member's thread with the entries of `files`, or with None if they could not be written.
     """
 
     files: Sequence[StateFile | RowFile]
-    earlier: tuple[FileEntry, ...] = ()
-    written: Callable[[tuple[FileEntry, ...]], None] = field(default=_ignore)
+    earlier: Entries = ()
+    over: Callable[[Entries | None], None] = field(default=_ignore)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Saver:
         self._writer = CheckpointWriter(storage)
         self._link = link
         self._wake = wake
-        self._done: queue.SimpleQueue[tuple[Checkpoint, Part, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Checkpoint, Part, Future[Entries]]] = queue.SimpleQueue()
         self._waiting: _Request | None = None
 
     def save(self, order: Checkpoint, committed: Callable[[], int], snapshot: Callable[[], Part]) -> None:
@@ -92,7 +95,7 @@ class Saver:
         part = request.snapshot()
         files, part = part.files, replace(part, files=())  # the writer alone holds the copies, and frees each in time
 
-        def finished(done: Future[tuple[FileEntry, ...]]) -> None:
+        def finished(done: Future[Entries]) -> None:
             self._done.put((order, part, done))
             self._wake()
 
@@ -104,14 +107,15 @@ class Saver:
             order, part, done = self._done.get()
             error = done.exception()
             if error is None:
-                part.written(done.result())
+                part.over(done.result())
                 self._answer(order, (*part.earlier, *done.result()))
             else:
+                part.over(None)
                 log(f"checkpoint of step {order.step} failed: {error}")
                 self._answer(order, (), str(error))
         self._begin()
 
-    def _answer(self, order: Checkpoint, entries: tuple[FileEntry, ...], error: str = "") -> None:
+    def _answer(self, order: Checkpoint, entries: Entries, error: str = "") -> None:
         self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error))
 
     def close(self) -> None:

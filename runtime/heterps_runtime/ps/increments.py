@@ -14,6 +14,7 @@ from heterps_runtime.checkpoint import FileEntry
 __all__ = ["SMALLEST_BYTES", "History", "Saved", "builds_on"]
 
 SMALLEST_BYTES = 16 << 20  # of all rows: less is written as a whole, in one file that depends on no other
+_MOST_INCREMENTS = 50  # each is a file to open for a restore
 _MOST_CHANGED = 0.5  # share of the rows' bytes from which on they are written as a whole
 
 
@@ -77,5 +78,7 @@ def builds_on(saved: Saved, changed: int, total: int) -> bool:
         changed: bytes of the rows that have changed since.
         total: bytes of all rows.
     """
-    increments = sum(file.bytes for file in saved.files[1:])
-    return total >= SMALLEST_BYTES and changed <= _MOST_CHANGED * total and increments + changed <= total
+    increments = saved.files[1:]
+    if total < SMALLEST_BYTES or changed > _MOST_CHANGED * total or len(increments) >= _MOST_INCREMENTS:
+        return False
+    return sum(file.bytes for file in increments) + changed <= total

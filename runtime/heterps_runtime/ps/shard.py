@@ -264,12 +264,15 @@ class Shard:
             arrays = dense_arrays(statistics, "buffers")
             files.append(StateFile(f"buffers-ps-{self._index}.safetensors", arrays, origin, "buffers", self._index))
 
-        def written(entries: tuple[FileEntry, ...]) -> None:
+        def over(entries: tuple[FileEntry, ...] | None) -> None:
+            if entries is None:
+                self.cancel_copies("the checkpoint failed")
+                return
             rows = tuple(entry.earlier(folder, origin) for entry in entries if entry.role == "rows")
             snapshots = {dim: number for dim, (number, _) in begun.items()}
             self._history.written(Saved(folder, earlier + rows, snapshots, num_rows))
 
-        return Part(files, earlier, written)
+        return Part(files, earlier, over)
 
     def copy_rows(self) -> bool:
         """Go on with the snapshot in progress, for a few milliseconds; returns whether it can go on at once."""

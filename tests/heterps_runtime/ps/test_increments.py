@@ -17,6 +17,7 @@ from heterps_runtime.checkpoint import (
     Origin,
     Ownership,
     Storage,
+    StorageError,
     TableRecord,
     check_checkpoint,
     commit,
@@ -95,7 +96,7 @@ class Server:
             if not self.shard.copy_rows():
                 assert self.woken.wait(PATIENCE_SECONDS)
                 self.woken.clear()
-        part.written(written.result())
+        part.over(written.result())
         records = tuple(TableRecord(t.index, t.name, t.num_embeddings, t.dim, {}, "float64") for t in TABLES)
         manifest = CheckpointManifest(
             step=origin.step, epoch=0, seed=0, global_batch_size=1, num_rows=1, samples=1, fingerprint={}, plan={},
@@ -234,6 +235,21 @@ def test_a_checkpoint_that_the_server_does_not_know_any_more_is_not_built_on(ser
     assert restored(server, manifest) == expected
 
 
+def test_a_checkpoint_that_fails_holds_no_copies(server: Server, tmp_path: Path) -> None:
+    [small, _] = server.shard.stores.values()
+    without = small.nbytes
+    folder = "step-000000001.1-00000000"
+    (tmp_path / "checkpoints" / folder).write_text("a file where a folder should be")
+    part = server.shard.snapshot(1, folder, None, server.woken.set)
+    server.train(range(1000))  # its rows are copied before their turn
+    assert small.nbytes > without
+    assert isinstance(server.writer.write(folder, part.files).exception(PATIENCE_SECONDS), StorageError)
+    part.over(None)
+    assert small.nbytes == without
+    expected = server.rows()
+    assert restored(server, server.write()) == expected
+
+
 def test_old_checkpoints_go_but_for_what_newer_ones_need(server: Server) -> None:
     manifests = [server.write()]
     for _ in range(3):
@@ -290,6 +306,8 @@ def test_a_write_ends_with_an_error_if_the_state_is_another_one(server: Server) 
         ([30, 30, 30], 10, 100, True),
         ([30, 30, 30], 11, 100, False),  # whoever restores would read more than twice the rows
         ([], 1, 0, False),
+        ([0] * 49, 1, 100, True),
+        ([0] * 50, 1, 100, False),  # whoever restores would open too many files
     ],
 )
 def test_all_rows_are_written_again_when_increments_add_up(
