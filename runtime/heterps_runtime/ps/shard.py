@@ -247,32 +247,33 @@ class Shard:
             dim: store.begin_snapshot(saved.snapshots.get(dim, LOADED) if saved else None)
             for dim, store in self.stores.items()
         }
-        self._copier = Copier(self.stores, {dim: copy for dim, (_, copy) in begun.items()}, wake)
+        copier = self._copier = Copier(self.stores, {dim: copy for dim, (_, copy) in begun.items()}, wake)
         num_rows = self.num_rows
         added = num_rows - (saved.num_rows if saved else 0)
         earlier = saved.files if saved else ()
         files: list[RowFile | StateFile] = []
-        if self._copier.parts or not saved:
-            name = f"rows-{self._index}.safetensors"
-            files.append(RowFile(name, self._copier.parts, origin, self._index, added))
-        dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
-        if dense:
-            arrays = dense_arrays(dense)
-            files.append(StateFile(f"dense-ps-{self._index}.safetensors", arrays, origin, "dense", self._index))
-        statistics = self.statistics.snapshot()
-        if statistics:
-            arrays = dense_arrays(statistics, "buffers")
-            files.append(StateFile(f"buffers-ps-{self._index}.safetensors", arrays, origin, "buffers", self._index))
+        if copier.parts or not saved:
+            files.append(RowFile(f"rows-{self._index}.safetensors", copier.parts, origin, self._index, added))
 
         def over(entries: tuple[FileEntry, ...] | None) -> None:
             if entries is None:
-                self.cancel_copies("the checkpoint failed")
+                copier.cancel("the checkpoint failed")
                 return
             rows = tuple(entry.earlier(folder, origin) for entry in entries if entry.role == "rows")
             snapshots = {dim: number for dim, (number, _) in begun.items()}
             self._history.written(Saved(folder, earlier + rows, snapshots, num_rows))
 
-        return Part(files, earlier, over)
+        return Part([*files, *self._dense_files(origin)], earlier, over)
+
+    def _dense_files(self, origin: Origin) -> list[StateFile]:
+        """Copies of dense parameters and statistics, as files of a checkpoint."""
+        dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
+        files = []
+        for role, values in (("dense", dense), ("buffers", self.statistics.snapshot())):
+            if values:
+                name = f"{role}-ps-{self._index}.safetensors"
+                files.append(StateFile(name, dense_arrays(values, role), origin, role, self._index))
+        return files
 
     def copy_rows(self) -> bool:
         """Go on with the snapshot in progress, for a few milliseconds; returns whether it can go on at once."""

@@ -75,7 +75,8 @@ class RowStore:
     @property
     def nbytes(self) -> int:
         """Bytes used by rows, state, keys, index and a snapshot in progress, without reserved memory."""
-        held = self._snapshot.num_bytes if self._snapshot else 0
+        snapshot = self._snapshot  # the pulse's thread asks, too
+        held = snapshot.num_held * self.row_nbytes if snapshot else 0
         per_row = self.row_nbytes + self.changes.row_nbytes
         return self._num_rows * per_row + self._index.entries.nbytes + held
 

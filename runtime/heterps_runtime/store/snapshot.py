@@ -63,6 +63,7 @@ class RowSnapshot:
     Attributes:
         total: rows to copy.
         piece_rows: rows of a piece; the last one may have fewer.
+        num_held: rows whose copies are held.
     """
 
     def __init__(self, store: Rows, marks: tuple[int, int], num_rows: int, total: int) -> None:
@@ -76,6 +77,7 @@ class RowSnapshot:
         self._begun = 0  # rows in `_piece` and in all pieces before
         self._piece: RowChunk | None = None
         self._filled = 0
+        self.num_held = 0
         self._found: Int32s = np.empty(self.piece_rows, np.int32)
         self._end: Int64s = np.zeros(1, np.int64)
 
@@ -83,12 +85,6 @@ class RowSnapshot:
     def done(self) -> bool:
         """Whether all pieces have been returned."""
         return self._begun == self.total and self._piece is None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of copies that are held."""
-        held = sum(len(chunk.keys) for chunk in self._ahead) + (len(self._piece.keys) if self._piece else 0)
-        return held * self._store.row_nbytes
 
     def keep(self, touched: Int32s) -> None:
         """Copy what the snapshot still needs of rows (n,) that are about to change, before they are marked."""
@@ -100,6 +96,7 @@ class RowSnapshot:
             chunk = self._store.new_chunk(count)
             self._store.copy(found[:count], chunk)
             self._ahead.append(chunk)
+            self.num_held += count
 
     def advance(self) -> RowChunk | None:
         """Copy some rows; returns the next piece if it is complete. Not to be called any more once `done`."""
@@ -107,6 +104,7 @@ class RowSnapshot:
             size = min(self.piece_rows, self.total - self._begun)
             self._piece, self._filled = self._store.new_chunk(size), 0
             self._begun += size
+            self.num_held += size
         piece, size = self._piece, len(self._piece.keys)
         while self._ahead and self._filled < size:
             self._take_ahead(piece.part(self._filled, size))
@@ -122,6 +120,7 @@ class RowSnapshot:
         if self._filled < size:
             return None
         self._piece = None
+        self.num_held -= size
         return piece
 
     def _take_ahead(self, room: RowChunk) -> None:
@@ -133,3 +132,4 @@ class RowSnapshot:
         if count < len(chunk.keys):
             self._ahead.appendleft(chunk.part(count, len(chunk.keys)))
         self._filled += count
+        self.num_held -= count
