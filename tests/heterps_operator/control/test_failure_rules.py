@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -169,6 +171,25 @@ def test_the_coordinator_is_told_why_a_member_is_gone() -> None:
 def test_an_end_is_told_in_words(role: Role, pool: str | None, code: int | None, reason: str, words: str) -> None:
     process = ProcessView(ProcessSpec("it", role, pool=pool), 0.0, 1.0, code, reason=reason)
     assert describe_end(process, make_job()) == words
+
+
+@pytest.mark.parametrize(
+    ("role", "pool", "server_memory", "field"),
+    [
+        (Role.WORKER, "cpu", None, "spec.memoryPerUnit of DevicePool cpu"),
+        (Role.PS, "cpu", None, "spec.memoryPerUnit of DevicePool cpu"),
+        (Role.PS, "cpu", Decimal(1), "spec.parameterServer.memoryLimit"),
+        (Role.PROFILE, "cpu", None, "the memory limit of container heterps in spec.podTemplates.profiler"),
+        (Role.WORKER, "gpu", None, "the memory limit of container heterps in spec.podTemplates.worker"),
+    ],
+)
+def test_the_field_that_limits_memory_is_that_of_the_pool_if_it_has_one(
+    role: Role, pool: str, server_memory: Decimal | None, field: str
+) -> None:
+    job = make_job(server_memory_bytes=server_memory)
+    job = replace(job, pools=tuple(replace(one, memory_bytes_per_pod=1e9) for one in job.pools))
+    process = ProcessView(ProcessSpec("it", role, pool=pool), 0.0, 1.0, -9, reason="OOMKilled")
+    assert describe_end(process, job) == f"out of memory; raise {field}"
 
 
 def run_policy(job: dict[str, Any]) -> RunPolicy:

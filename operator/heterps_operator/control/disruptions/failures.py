@@ -250,8 +250,12 @@ def _refuse(process: ProcessView, job: JobSpec, status: Status, now: float) -> S
 
 def _memory_limit(process: ProcessView, job: JobSpec) -> str:
     """The field that bounds the memory of a process."""
-    if process.spec.role == "ps":
+    pool = next((pool for pool in job.pools if pool.name == process.spec.pool), None)
+    by_pool = pool is not None and pool.device_type == "CPU" and pool.memory_bytes_per_pod is not None
+    if process.spec.role == "ps" and (job.server_memory_bytes is not None or not by_pool):
         return "spec.parameterServer.memoryLimit"
+    if by_pool and process.spec.role in ("ps", "worker"):
+        return f"spec.memoryPerUnit of DevicePool {process.spec.pool}"
     template = {"coordinator": "coordinator", "worker": "worker", "profile": "profiler"}[process.spec.role]
     return f"the memory limit of container heterps in spec.podTemplates.{template}"
 
