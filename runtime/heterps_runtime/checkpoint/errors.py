@@ -5,7 +5,8 @@
     │   └── IncompleteError there is no manifest: the checkpoint is being written, or its writer was interrupted
     └── FencedError         another run has taken the checkpoints over
     UserError (heterps_runtime.errors)
-    └── ImportedModelError  the model of spec.model.initFrom cannot be used
+    ├── ImportedModelError  the model of spec.model.initFrom cannot be used
+    └── NoCheckpointLeftError  every checkpoint is damaged
 
 After a `StorageError`, training continues and the last good checkpoint stays. After a `DamagedError`, an older
 checkpoint is used. After a `FencedError`, this run of the job ends: it must not change the checkpoints any more.
@@ -15,7 +16,14 @@ from __future__ import annotations
 
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
 
-__all__ = ["CheckpointError", "DamagedError", "FencedError", "ImportedModelError", "IncompleteError"]
+__all__ = [
+    "CheckpointError",
+    "DamagedError",
+    "FencedError",
+    "ImportedModelError",
+    "IncompleteError",
+    "NoCheckpointLeftError",
+]
 
 
 class CheckpointError(HeterpsRuntimeError):
@@ -40,6 +48,10 @@ class IncompleteError(DamagedError):
 
 class FencedError(CheckpointError):
     """Another run of a job has taken the checkpoints over, so that this one must not change them."""
+
+
+class NoCheckpointLeftError(UserError):
+    """A job has been trained, but none of its checkpoints can be restored; people decide whether to begin again."""
 
 
 class ImportedModelError(UserError):

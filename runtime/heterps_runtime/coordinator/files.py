@@ -25,7 +25,8 @@ from heterps_runtime.checkpoint import (
     new_folder,
     take_over,
 )
-from heterps_runtime.checkpoint.manifest import write_manifest
+from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
+from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, write_manifest
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.processes.process import log
@@ -82,6 +83,7 @@ class JobFiles:
 
         Raises:
             StorageError, UserError: as in `find`.
+            NoCheckpointLeftError: there are checkpoints, and all of them are damaged.
         """
         # In this order, so that everything is found that the run before has committed until it was fenced.
         self._owner = take_over(self._storage, self._config.full_name, time.time())
@@ -93,18 +95,31 @@ class JobFiles:
         Raises:
             FencedError: another run has taken the checkpoints over.
             StorageError, UserError: as in `find`.
+            NoCheckpointLeftError: there is none.
         """
         mark_damaged(self._storage, damaged.folder, damaged.file, damaged.reason, self._ownership)
         return self._resume()
 
     def _resume(self) -> Found:
         found = self.find()
+        if found[0] is None:
+            self._refuse_loss(found[1])
         if found[0] is None and self._config.init_from:
             found = self._import(), found[1]
         self._latest = found[0]
         new = tuple(one for one in found[1] if one not in self._skipped)  # those that were not returned before
         self._skipped += new
         return found[0], new
+
+    def _refuse_loss(self, skipped: Skipped) -> None:
+        """Raise an error if one of these checkpoints was valid once: what it has must not be trained over."""
+        lost = [f"{name}: {why}" for name, why in skipped if self._storage.exists(f"{name}/{MANIFEST_NAME}")]
+        if lost:
+            raise NoCheckpointLeftError(
+                f"checkpoint.path: no checkpoint in {self._storage.address} can be restored: {'; '.join(lost)}. Repair "
+                "the storage (and delete damaged.json in their folders), or begin again without them: use another "
+                "checkpoint.path, or remove them (heterps run --fresh)"
+            )
 
     def _import(self) -> CheckpointManifest:
         """Make a checkpoint of step 0 of the model that `spec.model.initFrom` names."""

@@ -124,17 +124,14 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_for_the_one_before(
 
 @pytest.mark.parametrize(("role", "members"), [("rows", {"ps-0"}), ("dense", {"ps-0", "worker-0-0"})])
 def test_members_compare_checksums_of_what_they_load(
-    role: str,
-    members: set[str],
-    folder: Path,
-    uninterrupted: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    role: str, members: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator only looks at sizes and commits."""
+    """The coordinator only looks at sizes and commits. A job without another checkpoint fails, and loses nothing."""
     stages: list[Stage] = [("card", LAST, 1)]  # the worker holds dense parameters
     document = configuration(folder / f"changed-{role}", steps=STEPS)
     _run(document, stages, 1, stop_after=3)
-    for checkpoint in _checkpoints(document):  # the stop may have made one more
+    checkpoints = _checkpoints(document)
+    for checkpoint in checkpoints:  # the stop may have made one more
         _change(next(checkpoint.glob(f"{role}-*.safetensors")))
     found: set[str] = set()
     give_up = Checkpoints.give_up
@@ -148,7 +145,11 @@ def test_members_compare_checksums_of_what_they_load(
     status = _run(document, stages, 1)
     assert found <= members
     assert found
-    assert_same_model(trained_model(status), uninterrupted)  # from scratch
+    assert status["phase"] == JobPhase.FAILED
+    assert status["error"]["reason"] == "NoCheckpointLeftError"
+    for checkpoint in checkpoints:
+        assert f"{checkpoint.name}: it could not be restored: " in status["error"]["message"]
+    assert _checkpoints(document) == checkpoints
 
 
 def test_checkpoints_of_another_job_are_refused_by_the_field_that_differs(folder: Path) -> None:
