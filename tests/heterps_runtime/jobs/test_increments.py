@@ -84,7 +84,7 @@ def test_a_lost_server_comes_back_with_the_rows_of_all_increments(folder: Path, 
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)
-    assert [event["reason"] for event in status["events"]].count("GenerationFormed") == 2
+    assert [event["reason"] for event in status["events"]].count("GenerationFormed") >= 2
     assert_same_model(trained_model(status), plain)
 
 
