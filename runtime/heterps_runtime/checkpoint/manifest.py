@@ -35,12 +35,13 @@ from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version, known_fields
 
 __all__ = [
+    "DAMAGE_NAME",
     "ID_BITS",
     "MANIFEST_NAME",
     "CheckpointManifest",
-    "Superseded",
     "TableRecord",
     "check_checkpoint",
+    "check_sizes",
     "checkpoint_folders",
     "differences",
     "explain_mismatch",
@@ -48,13 +49,12 @@ __all__ = [
     "mark_damaged",
     "new_folder",
     "order_of",
-    "retain",
-    "superseded",
+    "read_manifest",
     "write_manifest",
 ]
 
 MANIFEST_NAME = "manifest.json"
-_DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
+DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
 _VERSION = 2  # of manifests that list files of earlier checkpoints; others are of version 1
 _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
@@ -181,7 +181,7 @@ def write_manifest(storage: Storage, manifest: CheckpointManifest, owner: Owners
         if not entry.folder:  # the commits of others were checked when their checkpoint became valid
             verify_file(storage, manifest.folder, entry, manifest.origin, contents=False)
     earlier = {entry.folder for entry in manifest.files if entry.folder}
-    _check_sizes(manifest, {k: v for folder in (*earlier, manifest.folder) for k, v in storage.sizes(folder).items()})
+    check_sizes(manifest, {k: v for folder in (*earlier, manifest.folder) for k, v in storage.sizes(folder).items()})
     owner.check()
     storage.write_atomic(f"{manifest.folder}/{MANIFEST_NAME}", manifest.to_json())
 
@@ -230,12 +230,12 @@ def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
     manifest = CheckpointManifest.from_json(text)
     if manifest.folder != folder:
         raise DamagedError(f"its manifest belongs to {manifest.folder}")
-    mark = f"{folder}/{_DAMAGE_NAME}"
+    mark = f"{folder}/{DAMAGE_NAME}"
     if storage.size(mark) is not None:
         try:
             raise DamagedError(f"it could not be restored: {json.loads(storage.read(mark))['reason']}")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DamagedError(f"it could not be restored, and {_DAMAGE_NAME} does not say why") from None
+            raise DamagedError(f"it could not be restored, and {DAMAGE_NAME} does not say why") from None
     return manifest
 
 
@@ -261,7 +261,7 @@ def mark_damaged(storage: Storage, folder: str, file: str, reason: str, owner: O
         except (DamagedError, UnsupportedVersionError):
             continue
         if other == folder or file in map(manifest.path_of, manifest.files):
-            storage.write_atomic(f"{other}/{_DAMAGE_NAME}", text)
+            storage.write_atomic(f"{other}/{DAMAGE_NAME}", text)
 
 
 def find_latest(
@@ -289,85 +289,6 @@ def find_latest(
         except DamagedError as error:
             skipped.append((folder, str(error)))
     return None, tuple(skipped)
-
-
-@dataclass(frozen=True)
-class Superseded:
-    """What is to be deleted of an old checkpoint.
-
-    Attributes:
-        folder: the checkpoint's folder.
-        files: names of the files to delete, the manifest first.
-        bytes: of these files.
-        whole: whether no file of the folder remains.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    bytes: int
-    whole: bool
-
-    def delete(self, storage: Storage) -> None:
-        """Delete the files. The manifest goes first: an interrupted deletion leaves nothing that looks valid.
-
-        Raises:
-            StorageError: a file cannot be deleted.
-        """
-        for name in self.files:
-            storage.delete(name)
-        if self.whole:
-            storage.delete_dir(self.folder)
-
-
-def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Ownership) -> None:
-    """Delete old checkpoints once `newest` is valid.
-
-    `newest` and the `keep - 1` valid ones before it stay, with the files of earlier ones that they need. All else in
-    older folders is deleted, and so are leftovers of interrupted writes inside `newest`. Newer folders stay: they may
-    be checkpoints in progress.
-
-    Raises:
-        FencedError: another run has taken the checkpoints over.
-        StorageError: a file cannot be deleted; `newest` is valid nevertheless.
-    """
-    if keep < 1:
-        raise ValueError(f"checkpoint.keep: must be >= 1, is {keep}")
-    known = {MANIFEST_NAME, _DAMAGE_NAME, *(entry.name for entry in newest.files if not entry.folder)}
-    for stored in storage.files(newest.folder):
-        if stored.removeprefix(f"{newest.folder}/") not in known:
-            storage.delete(stored)
-    for old in superseded(storage, newest, keep):
-        owner.check()
-        old.delete(storage)
-
-
-def superseded(storage: Storage, newest: CheckpointManifest, keep: int) -> list[Superseded]:
-    """Return what is older than `newest`, except for the `keep - 1` newest valid checkpoints and what they need.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
-    kept, old, sizes = [newest], [], storage.sizes()
-    for folder in checkpoint_folders(storage):
-        if order_of(folder) >= order_of(newest.folder):
-            continue
-        try:
-            manifest = _complete(storage, folder, sizes) if len(kept) < keep else None
-        except UnsupportedVersionError:
-            return []  # not ours to judge what it needs
-        if manifest is None:
-            old.append(folder)
-        else:
-            kept.append(manifest)
-    needed = {manifest.path_of(entry) for manifest in kept for entry in manifest.files}
-    found = []
-    for folder in old:
-        inside = [name for name in sizes if name.startswith(f"{folder}/")]
-        files = sorted((n for n in inside if n not in needed), key=lambda n: n != f"{folder}/{MANIFEST_NAME}")
-        whole = len(files) == len(inside)
-        if files or whole:
-            found.append(Superseded(folder, tuple(files), sum(sizes[name] for name in files), whole))
-    return found
 
 
 def differences(
@@ -402,22 +323,7 @@ def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any]) -> l
     ]
 
 
-def _complete(storage: Storage, folder: str, sizes: Mapping[str, int]) -> CheckpointManifest | None:
-    """The manifest of a checkpoint, if its files have the right sizes; otherwise None.
-
-    Raises:
-        UnsupportedVersionError: it was written by a newer release.
-        StorageError: the manifest cannot be read.
-    """
-    try:
-        manifest = read_manifest(storage, folder)
-        _check_sizes(manifest, sizes)
-    except DamagedError:
-        return None
-    return manifest
-
-
-def _check_sizes(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
+def check_sizes(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
     """Check that the files of a checkpoint are there.
 
     Args:

@@ -19,9 +19,9 @@ from heterps_runtime.checkpoint.manifest import (
     check_checkpoint,
     find_latest,
     order_of,
-    superseded,
 )
 from heterps_runtime.checkpoint.ownership import owner_of
+from heterps_runtime.checkpoint.retention import superseded
 from heterps_runtime.checkpoint.survey import Found, Health, count_rows, named, survey
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from heterps_runtime.errors import UserError

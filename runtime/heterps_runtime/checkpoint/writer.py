@@ -18,8 +18,9 @@ from typing import Any
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_stream, write_tensors
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, retain, write_manifest
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, write_manifest
 from heterps_runtime.checkpoint.ownership import Ownership
+from heterps_runtime.checkpoint.retention import retain
 from heterps_runtime.checkpoint.rows import RowPart, row_stream
 from heterps_runtime.errors import TransientError
 from heterps_runtime.storage import Storage, StorageError

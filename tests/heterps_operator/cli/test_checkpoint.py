@@ -17,7 +17,7 @@ import pytest
 from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
 from heterps_runtime.checkpoint import Storage, find_latest, take_over
-from heterps_runtime.checkpoint.manifest import retain
+from heterps_runtime.checkpoint.retention import retain
 from tests.heterps_runtime.helpers.checkpoint_samples import owner_of, write_checkpoint, write_state
 
 

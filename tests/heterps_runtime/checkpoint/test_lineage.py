@@ -23,7 +23,7 @@ from heterps_runtime.checkpoint import (
     verify_file,
 )
 from heterps_runtime.checkpoint.format import write_tensors
-from heterps_runtime.checkpoint.manifest import retain
+from heterps_runtime.checkpoint.retention import retain
 from heterps_runtime.versions import UnsupportedVersionError
 from tests.heterps_runtime.helpers.checkpoint_samples import (
     FINGERPRINT,

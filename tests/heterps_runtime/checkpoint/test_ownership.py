@@ -21,8 +21,8 @@ from heterps_runtime.checkpoint import (
     new_folder,
     take_over,
 )
-from heterps_runtime.checkpoint.manifest import retain
 from heterps_runtime.checkpoint.publishing import upload
+from heterps_runtime.checkpoint.retention import retain
 from heterps_runtime.storage import Chunk
 from tests.heterps_runtime.helpers.checkpoint_samples import Array, make_manifest, write_checkpoint, write_state
 

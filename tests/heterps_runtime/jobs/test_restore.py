@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from heterps_runtime.checkpoint import CheckpointManifest, FileEntry, Storage, read_manifest
+from heterps_runtime.checkpoint import CheckpointManifest, FileEntry, Storage, read_manifest, verify_file
 from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_STOP, JobPhase
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import overlapping_servers, slot_map
 from heterps_runtime.store.keys import NUM_SLOTS
-from tests.heterps_runtime.helpers.jobs import configuration, run_job
+from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, ThreadedJob, configuration, run_job
 from tests.heterps_runtime.helpers.store_reference import all_rows
 
 
@@ -72,6 +76,40 @@ def test_files_that_are_not_those_of_servers_are_all_read(written: Any) -> None:
     shards = [restored(config, storage, odd, index, 3) for index in range(3)]
     assert all(len(shard.files_to_read(odd)) == len(odd.files) for shard in shards)
     assert sum(shard.num_rows for shard in shards) == len(expected)
+
+
+def test_a_restore_shows_how_much_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = configuration(tmp_path / "work", "flights", steps=20)
+    job = ThreadedJob(document)
+    job.start([("cpu", 10, 1)], 1)
+    job.wait(lambda status: status["committedSteps"] >= 10)
+    job.credentials.request("POST", PATH_STOP)
+    job.wait()
+    job.close()
+    verified, loaded = threading.Event(), threading.Event()
+    define = Shard.define
+
+    def slow_verify(*arguments: Any) -> None:
+        assert verified.wait(PATIENCE_SECONDS)
+        verify_file(*arguments)
+
+    def slow_define(shard: Shard, *arguments: Any) -> None:
+        assert loaded.wait(PATIENCE_SECONDS)
+        define(shard, *arguments)
+
+    def says(status: dict[str, Any], words: str) -> bool:
+        return any(re.fullmatch(words, member["message"]) for member in status["members"])
+
+    monkeypatch.setattr("heterps_runtime.ps.server.verify_file", slow_verify)
+    monkeypatch.setattr(Shard, "define", slow_define)
+    job = ThreadedJob(document)
+    job.start([("cpu", 10, 1)], 1)
+    job.wait(lambda status: says(status, r"verifying step-\d+\.1-\w+: 0\.0 of 0\.0 GB"))
+    verified.set()
+    job.wait(lambda status: says(status, r"loading rows: 0\.0 of 0\.0 GB"))
+    loaded.set()
+    assert job.wait()["phase"] == JobPhase.SUCCEEDED
+    job.close()
 
 
 def test_every_slot_is_in_a_file_that_its_server_reads() -> None:
