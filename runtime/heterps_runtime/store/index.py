@@ -1,13 +1,14 @@
-"""The hash index of a row store: key -> row number, by open addressing with linear probing.
+"""The hash index of a row store: key -> row number, by open addressing in buckets of one cache line.
 
-An entry is two adjacent int64, in one cache line: `key + 1` (0 is an empty entry, so new memory is an empty table) and
-a word of row number (low 32 bits) and *mark* (high 32 bits). The mark is the row's position among the rows touched in
-the current step. Marks are never cleared: a mark p is valid if p < num_touched and touched[p] is that row, after Briggs
-and Torczon, "An efficient representation for sparse sets", 1993. Summing duplicate keys thus needs no further memory
-access.
+A bucket has eight entries, filled from the front, and then the next bucket is used. It is 16 words: the high halves of
+the hashes of eight keys, then their row numbers plus one (0: no entry, so new memory is an empty table). The half gives
+the bucket, and the rest of it tells the entries of a bucket apart. Eight are compared at once. The key itself is with
+the row, and is compared with that of the first entry that has the same half.
 
-The place of an entry is the high bits of the hash. Doubling keeps the order of entries, so that rehashing is two
-sequential passes: about 25 ms per million rows, mostly for new pages.
+A table grows by a quarter. Its buckets move to the new table a few at a time, whenever rows are added, so growth never
+stops a server; memory from which they have moved is given back at once. Buckets keep their order, and entries know
+theirs: moving them reads and writes memory in sequence, and needs no keys. During a move, each key has one table, by
+its bucket in the old one: those before a boundary have moved.
 """
 
 from __future__ import annotations
@@ -15,163 +16,341 @@ from __future__ import annotations
 import numpy as np
 
 from heterps_runtime.store.initial import ID_BITS
-from heterps_runtime.store.kernel import PREFETCH_BLOCK, Int32s, Int64s, kernel, mix64, prefetch
+from heterps_runtime.store.kernel import (
+    PREFETCH_BLOCK,
+    Int32s,
+    Int64s,
+    Words,
+    first_equal,
+    kernel,
+    mix64,
+    prefetch,
+)
+from heterps_runtime.store.memory import Slab
 
-__all__ = ["MAX_ROWS", "HashIndex", "claim_rows", "find_rows"]
+__all__ = ["MAX_ROWS", "HashIndex"]
 
-MAX_ROWS = (1 << 31) - 1  # row numbers and positions are int32
+MAX_ROWS = (1 << 31) - 1  # row numbers are int32
 
-_LOAD = 0.6  # share of entries in use at which the index doubles: 27 to 53 bytes per row
+_BUCKET = 8  # entries
+_WORDS = 16  # of a bucket
+_SMALLEST = 1 << 7  # buckets
+_LOAD = 0.8  # share of entries in use at which a table grows
+_GROWTH = 1.25  # with `_LOAD`: 10 to 12.5 bytes per row
+_SMALLEST_TAIL = 1 << 9  # buckets after the last, so that probing need not begin again at the first
+_MOVED_PER_ROW = 2  # buckets, for each new row: the move is over before the new table is full
+_MOVED_AT_LEAST = 1 << 9  # buckets, at a time
+
+_FULL, _OVERRUN = -1, -2
 _ID_MASK = np.int64((1 << ID_BITS) - 1)
-_LOW_WORD = np.int64(0xFFFFFFFF)
+_U32 = np.uint64(32)
+_U1, _U8, _U16 = np.uint64(1), np.uint64(_BUCKET), np.uint64(_WORDS)
 
 
 class HashIndex:
-    """The memory of the index.
-
-    Attributes:
-        entries: (2 * capacity,) int64, see the module's docstring.
-    """
+    """The index of a row store, whose keys the store keeps: `row_keys`, the key of each row."""
 
     def __init__(self) -> None:
-        self._bits = 10
-        self.entries: Int64s = np.zeros(2 << self._bits, np.int64)
+        self._tail = _SMALLEST_TAIL
+        self._table = self._new_table(_SMALLEST)
+        self._old = _NO_TABLE
+        # Buckets of `_table`, without the tail; of `_old`; the first bucket of `_old` that has not moved.
+        self._sizes: Int64s = np.array([_SMALLEST, 0, 1], np.int64)
 
     @property
-    def shift(self) -> np.uint64:
-        """64 - log2(capacity): a hash shifted right by it is a place in the table."""
-        return np.uint64(64 - self._bits)
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        buckets, old_buckets, boundary = self._sizes.tolist()
+        remaining = old_buckets - boundary if old_buckets else 0
+        return int(buckets + remaining) * self._table.row_nbytes
 
     @property
-    def max_rows(self) -> int:
-        """Rows that fit without growing."""
-        return int(_LOAD * (1 << self._bits))
+    def moves(self) -> bool:
+        """Whether entries are moving to a larger table."""
+        return bool(self._sizes[1])
 
-    def reserve(self, num_rows: int) -> None:
-        """Double until `num_rows` rows fit."""
-        bits = self._bits
-        while int(_LOAD * (1 << bits)) < num_rows:
-            bits += 1
-        if bits > self._bits:
-            larger = np.zeros(2 << bits, np.int64)
-            _rehash(self.entries, larger, np.uint64(64 - bits))
-            self.entries, self._bits = larger, bits
+    def find(self, keys: Int64s, row_keys: Int64s, rows: Int32s, unknown: Int32s) -> int:
+        """Look up keys: rows[i] is the row of keys[i], or -1. `unknown` gets the positions of unknown keys.
+
+        Returns:
+            The number of unknown keys.
+        """
+        return _find(_flat(self._table), _flat(self._old), self._sizes, keys, row_keys, rows, unknown)
+
+    def claim(
+        self, keys: Int64s, first: int, limits: Int64s, row_keys: Int64s, num_rows: int, rows: Int32s
+    ) -> tuple[int, int]:
+        """Assign rows to keys[first:], new ones at the end. Entries move on.
+
+        Args:
+            keys: (N,).
+            first: index of the first key.
+            limits: (T, 3); [:, 0] is the number of ids of each table.
+            row_keys: key of each row, for as many rows as the store has room for; those of new rows are added.
+            num_rows: rows that exist.
+            rows: (N,), output: the row of each key.
+
+        Returns:
+            N when done; i < N if `row_keys` has no room for keys[i]; -1 - i if keys[i] belongs to no table; and the
+            new number of rows.
+        """
+        counts = np.array([num_rows, 0], np.int64)
+        while True:
+            room = min(int(_LOAD * _BUCKET * self._sizes[0]), len(row_keys))
+            tables = _flat(self._table), _flat(self._old)
+            first = _claim(*tables, self._sizes, keys, first, room, limits, row_keys, rows, counts)
+            count, overrun = counts.tolist()
+            self._move_on(_MOVED_PER_ROW * (count - num_rows) + _MOVED_AT_LEAST)
+            num_rows = count
+            if overrun:
+                self._tail *= 2
+                self._rebuild(int(self._sizes[0]))
+            elif 0 <= first < len(keys) and count < len(row_keys):
+                self._grow()
+            else:
+                return first, count
+
+    def _grow(self) -> None:
+        """Begin to move to a larger table; if entries are moving now, move all of them at once."""
+        buckets = int(self._sizes[0])
+        larger = int(_GROWTH * buckets)
+        if self.moves:
+            self._rebuild(larger)
+        else:
+            self._table, self._old = self._new_table(larger), self._table
+            self._sizes[:] = larger, buckets, 0
+
+    def _move_on(self, num_buckets: int) -> None:
+        if not self.moves:
+            return
+        buckets, old_buckets, boundary = self._sizes.tolist()
+        reached = _move(_flat(self._old), boundary, boundary + num_buckets, _flat(self._table), buckets)
+        if reached < 0:
+            self._tail *= 2
+            self._rebuild(buckets)
+        elif reached >= old_buckets:  # those of the tail have moved with the bucket that had no room for them
+            self._old = _NO_TABLE
+            self._sizes[:] = buckets, 0, 1
+        else:
+            self._old.release(reached)
+            self._sizes[2] = reached
+
+    def _rebuild(self, buckets: int) -> None:
+        """Move all entries to a table of so many buckets at once."""
+        sources = (self._old, int(self._sizes[2])), (self._table, 0)
+        while True:
+            table = self._new_table(buckets)
+            moved = (_move(_flat(old), start, old.capacity, _flat(table), buckets) for old, start in sources)
+            if all(reached >= 0 for reached in moved):
+                break
+            self._tail *= 2
+        self._table, self._old = table, _NO_TABLE
+        self._sizes[:] = buckets, 0, 1
+
+    def _new_table(self, buckets: int) -> Slab:
+        return Slab(np.uint32, (_WORDS,), buckets + self._tail)
+
+
+_NO_TABLE = Slab(np.uint32, (_WORDS,), 1)
+
+
+def _flat(table: Slab) -> Words:
+    """The words of a table; a kernel that makes such a view for each key takes twice as long."""
+    words: Words = table.array.reshape(-1)
+    return words
 
 
 @kernel
-def find_rows(entries: Int64s, shift: np.uint64, keys: Int64s, rows: Int32s, unknown: Int32s) -> int:
-    """Look up keys: rows[i] is the row of keys[i], or -1. `unknown` gets the positions of unknown keys.
+def _first_word(half: np.uint64, buckets: np.uint64) -> np.uint64:
+    """Offset of the bucket for the high half of a hash, in scale: in a larger table, entries are in the same order."""
+    return (half * buckets >> _U32) * _U16
 
-    Returns:
-        The number of unknown keys.
-    """
-    mask = (entries.size >> 1) - 1
+
+@kernel
+def _match(words: Words, offset: np.uint64, half: np.uint32) -> int:
+    """Row of the first entry from a bucket on with this half of a hash, or -1."""
+    while offset < np.uint64(words.size):
+        j = first_equal(words, offset, half)
+        if j < _U8:
+            return np.int64(words[offset + _U8 + j]) - 1  # without an entry, half and row are 0
+        if words[offset + _U16 - _U1] == 0:
+            return -1
+        offset += _U16
+    return -1
+
+
+@kernel
+def _search(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> np.uint64:
+    """Offset of the row number of a key from a bucket on, or of the empty entry for it, or of the end of the table."""
+    while offset < np.uint64(words.size):
+        for j in range(_BUCKET):
+            place = offset + np.uint64(j)
+            row = words[place + _U8]
+            if row == 0 or (words[place] == half and row_keys[np.uint64(row) - _U1] == key):
+                return place + _U8
+        offset += _U16
+    return offset
+
+
+@kernel
+def _candidates(
+    table: Words, old: Words, sizes: Int64s, keys: Int64s, start: int, stop: int, row_keys: Int64s, rows: Int32s
+) -> None:
+    """Set rows[start:stop] to those of entries with the same half of a hash, or -1, and request their keys."""
+    buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    for i in range(start, stop):
+        half = mix64(np.uint64(keys[i])) >> _U32
+        offset = _first_word(half, old_buckets)
+        if offset < moved:
+            prefetch(table, np.int64(_first_word(half, buckets)))
+        else:
+            prefetch(old, np.int64(offset))
+    for i in range(start, stop):
+        half = mix64(np.uint64(keys[i])) >> _U32
+        offset = _first_word(half, old_buckets)
+        if offset < moved:
+            row = _match(table, _first_word(half, buckets), np.uint32(half))
+        else:
+            row = _match(old, offset, np.uint32(half))
+        rows[i] = row
+        prefetch(row_keys, max(row, 0))
+
+
+@kernel
+def _find(
+    table: Words, old: Words, sizes: Int64s, keys: Int64s, row_keys: Int64s, rows: Int32s, unknown: Int32s
+) -> int:
+    buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
     num_unknown = 0
     for start in range(0, keys.size, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, keys.size)
+        _candidates(table, old, sizes, keys, start, stop, row_keys, rows)
         for i in range(start, stop):
-            prefetch(entries, np.int64(mix64(np.uint64(keys[i])) >> shift) << 1)
-        for i in range(start, stop):
-            wanted = keys[i] + 1
-            place = np.int64(mix64(np.uint64(keys[i])) >> shift)
-            while True:
-                found = entries[2 * place]
-                if found == 0:
-                    rows[i] = -1
-                    unknown[num_unknown] = i
-                    num_unknown += 1
-                    break
-                if found == wanted:
-                    rows[i] = entries[2 * place + 1] & _LOW_WORD
-                    break
-                place = (place + 1) & mask
+            row = rows[i]
+            if row >= 0 and row_keys[np.uint64(row)] != keys[i]:  # another key with the same half
+                half = mix64(np.uint64(keys[i])) >> _U32
+                offset = _first_word(half, old_buckets)
+                if offset < moved:
+                    row = _row_of(table, _first_word(half, buckets), np.uint32(half), keys[i], row_keys)
+                else:
+                    row = _row_of(old, offset, np.uint32(half), keys[i], row_keys)
+                rows[i] = row
+            if row < 0:
+                unknown[num_unknown] = i
+                num_unknown += 1
     return num_unknown
 
 
 @kernel
-def claim_rows(
-    entries: Int64s,
-    shift: np.uint64,
+def _row_of(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> int:
+    """The row of a key, or -1."""
+    place = _search(words, offset, half, key, row_keys)
+    return np.int64(words[place]) - 1 if place < np.uint64(words.size) else -1
+
+
+@kernel
+def _claim(
+    table: Words,
+    old: Words,
+    sizes: Int64s,
     keys: Int64s,
     first: int,
     max_rows: int,
     limits: Int64s,
     row_keys: Int64s,
-    touched: Int32s,
-    where: Int32s,
+    rows: Int32s,
     counts: Int64s,
 ) -> int:
-    """Assign rows to keys[first:], new ones at the end, and positions among the rows touched in this step.
-
-    Args:
-        entries: of the index.
-        shift: of the index.
-        keys: (N,).
-        first: index of the first key.
-        max_rows: capacity of index and row arrays.
-        limits: (T, 3); [:, 0] is the number of ids of each table.
-        row_keys: key of each row; appended to.
-        touched: row numbers by first occurrence in this step; appended to.
-        where: (N,), output: touched[where[i]] is the row of keys[i].
-        counts: number of rows, number of touched rows; updated.
-
-    Returns:
-        N when done; i < N if there is no room for keys[i]; -1 - i if keys[i] belongs to no table.
-    """
-    mask = (entries.size >> 1) - 1
-    num_rows, num_touched = counts[0], counts[1]
+    """See `HashIndex.claim`; counts: number of rows, updated; output: whether probing ran over the end of a table."""
+    buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    num_rows = counts[0]
+    counts[1] = 0
     result = keys.size
     for start in range(first, keys.size, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, keys.size)
+        _candidates(table, old, sizes, keys, start, stop, row_keys, rows)
         for i in range(start, stop):
-            prefetch(entries, np.int64(mix64(np.uint64(keys[i])) >> shift) << 1)
-        for i in range(start, stop):
-            key = keys[i]
-            place = np.int64(mix64(np.uint64(key)) >> shift)
-            row, mark = np.int64(-1), np.int64(0)
-            while True:
-                found = entries[2 * place]
-                if found == 0:
-                    break
-                if found == key + 1:
-                    word = entries[2 * place + 1]
-                    row, mark = word & _LOW_WORD, word >> 32
-                    break
-                place = (place + 1) & mask
-            if row < 0:
-                table = key >> ID_BITS
-                if table < 0 or table >= limits.shape[0] or (key & _ID_MASK) >= limits[table, 0]:
-                    result = -1 - i
-                    break
-                if num_rows >= max_rows:
-                    result = i
-                    break
-                row = num_rows
-                row_keys[row] = key
-                entries[2 * place] = key + 1
-                num_rows += 1
-                mark = num_touched  # not yet valid
-            if mark < num_touched and touched[mark] == row:
-                where[i] = mark
+            key, row = keys[i], rows[i]
+            if row >= 0 and row_keys[np.uint64(row)] == key:
+                continue
+            id_table = key >> ID_BITS
+            if id_table < 0 or id_table >= limits.shape[0] or (key & _ID_MASK) >= limits[id_table, 0]:
+                result = -1 - i
+                break
+            half = mix64(np.uint64(key)) >> _U32
+            offset = _first_word(half, old_buckets)
+            if offset < moved:
+                offset = _first_word(half, buckets)
+                row = _claim_one(table, offset, np.uint32(half), key, num_rows, max_rows, row_keys)
             else:
-                touched[num_touched] = row
-                where[i] = num_touched
-                entries[2 * place + 1] = row | (num_touched << 32)
-                num_touched += 1
+                row = _claim_one(old, offset, np.uint32(half), key, num_rows, max_rows, row_keys)
+            if row < 0:
+                result = i
+                counts[1] = row == _OVERRUN
+                break
+            rows[i] = row
+            num_rows = max(num_rows, row + 1)
         if result < keys.size:
             break
-    counts[0], counts[1] = num_rows, num_touched
+    counts[0] = num_rows
     return result
 
 
 @kernel
-def _rehash(entries: Int64s, larger: Int64s, shift: np.uint64) -> None:
-    mask = (larger.size >> 1) - 1
-    for old in range(entries.size >> 1):
-        stored = entries[2 * old]
-        if stored != 0:
-            place = np.int64(mix64(np.uint64(stored - 1)) >> shift)
-            while larger[2 * place] != 0:
-                place = (place + 1) & mask
-            larger[2 * place] = stored
-            larger[2 * place + 1] = entries[2 * old + 1]
+def _claim_one(
+    words: Words, offset: np.uint64, half: np.uint32, key: int, num_rows: int, max_rows: int, row_keys: Int64s
+) -> int:
+    """Return the row of a key, which is `num_rows` if it is new; _FULL if there is no room for it; or _OVERRUN."""
+    place = _search(words, offset, half, key, row_keys)
+    if place >= np.uint64(words.size):
+        return _OVERRUN
+    row = np.int64(words[place]) - 1
+    if row < 0:
+        if num_rows >= max_rows:
+            return _FULL
+        row = num_rows
+        row_keys[np.uint64(row)] = key
+        words[place - _U8] = half
+        words[place] = row + 1
+    return row
+
+
+@kernel
+def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> int:
+    """Copy the buckets of `source` from `start` to `stop`, and those after them that may have their entries.
+
+    Args:
+        source: a table.
+        start: the first bucket.
+        stop: the bucket after the last.
+        target: a table.
+        buckets: of the target, without the tail.
+
+    Returns:
+        The first bucket that was not copied; -1 if probing ran over the end of the target.
+    """
+    offset, end = np.uint64(start) * _U16, np.uint64(stop) * _U16
+    while offset < np.uint64(source.size):
+        if offset >= end and source[offset - _U1] == 0:
+            break
+        for j in range(_BUCKET):
+            half, row = source[offset + np.uint64(j)], source[offset + _U8 + np.uint64(j)]
+            if row == 0:
+                break
+            place = _empty(target, _first_word(np.uint64(half), np.uint64(buckets)))
+            if place >= np.uint64(target.size):
+                return -1
+            target[place], target[place + _U8] = half, row
+        offset += _U16
+    return np.int64(offset // _U16)
+
+
+@kernel
+def _empty(words: Words, offset: np.uint64) -> np.uint64:
+    """Offset of the first empty entry from a bucket on, or of the end of the table."""
+    while offset < np.uint64(words.size):
+        j = first_equal(words, offset + _U8, np.uint32(0))
+        if j < _U8:
+            return offset + j
+        offset += _U16
+    return offset

@@ -22,11 +22,12 @@ from numpy.typing import DTypeLike, NDArray
 from heterps_runtime.partition import splitmix
 from heterps_runtime.store.kernel_cache import KernelCache
 
-__all__ = ["AnyFloats", "Int32s", "Int64s", "kernel", "mix64", "prefetch", "view"]
+__all__ = ["AnyFloats", "Int32s", "Int64s", "Words", "first_equal", "kernel", "mix64", "prefetch", "view"]
 
 AnyFloats = NDArray[Any]  # float32 or float64; all float arrays of one call have the same type
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Words = NDArray[np.uint32]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +73,28 @@ def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
 
 prefetch = cast(Callable[[NDArray[Any], Any], None], _prefetch)
 """`prefetch(array, offset)`: request the cache line of element `offset` of a C-contiguous array; never faults."""
+
+
+@intrinsic
+def _first_equal(typing_context: Any, words: Any, offset: Any, wanted: Any) -> Any:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = context.make_array(signature.args[0])(context, builder, arguments[0])
+        i1, i8, i32, i64 = (ir.IntType(width) for width in (1, 8, 32, 64))
+        eight = ir.VectorType(i32, 8)
+        undefined = ir.Constant(eight, ir.Undefined)
+        pointer = builder.bitcast(builder.gep(values.data, [arguments[1]]), eight.as_pointer())
+        found = builder.load(pointer, align=4)
+        first = builder.insert_element(undefined, arguments[2], ir.Constant(i32, 0))
+        splat = builder.shuffle_vector(first, undefined, ir.Constant(eight, [0] * 8))
+        mask = builder.bitcast(builder.icmp_unsigned("==", found, splat), i8)
+        return builder.cttz(builder.or_(builder.zext(mask, i64), ir.Constant(i64, 1 << 8)), ir.Constant(i1, 1))
+
+    return types.uint64(words, types.uint64, types.uint32), generate
+
+
+first_equal = cast(Callable[[Words, np.uint64, np.uint32], np.uint64], _first_equal)
+"""`first_equal(words, offset, wanted)`: the least j < 8 with words[offset + j] == wanted, or 8; a few instructions."""
 
 
 class _Writable:

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 __all__ = ["Slab"]
 
 _HUGE_PAGES_FROM = 4 << 20  # bytes; 2 MiB pages would waste memory in smaller arrays
+_RELEASED = 2 << 20  # bytes; given back in units of a huge page
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -32,6 +33,7 @@ class Slab:
         self._row_shape = row_shape
         self.row_nbytes = int(self._dtype.itemsize * np.prod(row_shape, dtype=np.int64))
         self._map = mmap.mmap(-1, capacity * self.row_nbytes, flags=_FLAGS)
+        self._released = 0  # bytes
         self.array: NDArray[Any] = self._over_map(capacity)
 
     @property
@@ -59,6 +61,13 @@ class Slab:
             self.array = self._over_map(old)
             raise MemoryError(f"no memory for {new} rows of {self.row_nbytes} bytes") from error
         self.array = self._over_map(new)
+
+    def release(self, num_rows: int) -> None:
+        """Give back the memory of the first `num_rows` rows, as far as it is whole pages: they are zero again."""
+        start, stop = self._released, num_rows * self.row_nbytes // _RELEASED * _RELEASED
+        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+            self._released = stop
 
     def _copy_into_larger(self, capacity: int) -> None:
         try:

@@ -3,8 +3,9 @@
 A store holds this shard's rows of all tables of one dimension. A call is a few compiled loops over the keys. Each loop
 prefetches memory, because in a large store every row is a cache miss.
 
-`apply` commits a step. It first checks all gradients and changes nothing if one of them is not finite. Then it assigns
-a row to each key, adds the gradients of each row in the order of the pushes, and updates each touched row once.
+`apply` commits a step. It first checks all gradients and changes nothing if one of them is not finite. Then it makes
+the keys unique, assigns a row to each, adds the gradients of each row in the order of the pushes, and updates each
+touched row once.
 
 A store is not thread-safe. Kernels release the interpreter lock, so that other threads (network, metrics) can run.
 """
@@ -18,9 +19,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
-from heterps_runtime.store.index import MAX_ROWS, HashIndex, claim_rows, find_rows
+from heterps_runtime.store.index import MAX_ROWS, HashIndex
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
+from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import SparseOptimizer
@@ -64,9 +66,10 @@ class RowStore:
         self._state = {name: Slab(self.dtype, (n,)) for name, n in optimizer.state_columns(dim).items()}
         self.changes = Changes()
         self._snapshot: RowSnapshot | None = None  # in progress
+        self._unique = UniqueKeys()
         # Scratch memory, kept between calls: (m,) and (m, dim) for the largest m so far.
-        self._touched: Int32s = np.empty(0, np.int32)
         self._positions: Int32s = np.empty(0, np.int32)
+        self._unknown: Int32s = np.empty(0, np.int32)
         self._sums: AnyFloats = np.empty((0, dim), self.dtype)
 
     def __len__(self) -> int:
@@ -78,7 +81,7 @@ class RowStore:
         snapshot = self._snapshot  # the pulse's thread asks, too
         held = snapshot.num_held * self.row_nbytes if snapshot else 0
         per_row = self.row_nbytes + self.changes.row_nbytes
-        return self._num_rows * per_row + self._index.entries.nbytes + held
+        return self._num_rows * per_row + self._index.nbytes + held
 
     @property
     def row_nbytes(self) -> int:
@@ -94,7 +97,7 @@ class RowStore:
         given: Int64s = view(keys, np.int64)
         result = np.empty((len(given), self.dim), self.dtype)
         positions, unknown = self._scratch(len(given))
-        num_unknown = find_rows(self._index.entries, self._index.shift, given, positions, unknown)
+        num_unknown = self._index.find(given, self._keys.array, positions, unknown)
         gather_rows(self._rows.array, positions, result)
         if num_unknown:
             self._raise_for(given, draw_rows(given, unknown[:num_unknown], *self._draws, result))
@@ -125,18 +128,14 @@ class RowStore:
         unusable = sum(count_unusable(grads.reshape(-1), limit) for _, grads in given)
         if unusable or not total:
             return unusable
-        where, touched = self._scratch(total)
-        num_touched, begin = 0, 0
-        for keys, _ in given:
-            num_touched = self._claim(keys, touched, where[begin : begin + len(keys)], num_touched)
-            begin += len(keys)
-        once = len(given) == 1 and num_touched == total  # distinct keys: the gradients are the sums
-        sums = given[0][1] if once else self._summed(given, where, num_touched)
+        unique, where = self._unique(given[0][0] if len(given) == 1 else np.concatenate([keys for keys, _ in given]))
+        touched = self._claim(unique)
+        sums = given[0][1] if len(touched) == len(given[0][0]) == total else self._summed(given, where, len(touched))
         if self._snapshot is not None:
-            self._snapshot.keep(touched[:num_touched])
-        self.changes.touch(touched[:num_touched])
+            self._snapshot.keep(touched)
+        self.changes.touch(touched)
         state = {name: slab.array for name, slab in self._state.items()}
-        self.optimizer.update(self._rows.array, state, touched[:num_touched], sums, scale, step)
+        self.optimizer.update(self._rows.array, state, touched, sums, scale, step)
         return 0
 
     def count_changed(self, since: int | None) -> int:
@@ -198,40 +197,30 @@ class RowStore:
                 raise ValueError(f"{name}: must be {self.dtype} {shape}, is {found}")
         if len(given) == 0:
             return
-        where, touched = self._scratch(len(given))
         first = self._num_rows
-        if self._claim(given, touched, where, 0, draw=False) != len(given):
+        positions = self._claim(given, draw=False)
+        are_new = self._num_rows - first == len(given)
+        if not are_new and len(self._unique(given)[0]) < len(given):
             raise ValueError("keys: a key occurs twice")
         # New rows, as those of a checkpoint, are one piece of memory.
-        rows_of = slice(first, None) if self._num_rows - first == len(given) else touched[: len(given)]
+        rows_of = slice(first, None) if are_new else positions
         for slab, array in expected.values():
             slab.array[: self._num_rows][rows_of] = array
 
-    def _claim(self, keys: Int64s, touched: Int32s, where: Int32s, num_touched: int, *, draw: bool = True) -> int:
-        """Assign rows to all `keys`, see `claim_rows`; returns the new number of touched rows.
+    def _claim(self, keys: Int64s, *, draw: bool = True) -> Int32s:
+        """Return the row of each key, (n,): new rows for unknown keys, with their initial state.
 
-        New rows get their initial state, and their initial values unless `draw` is False.
+        They get their initial values, too, unless `draw` is False.
         """
-        counts = np.array([self._num_rows, num_touched], np.int64)
+        rows, _ = self._scratch(len(keys))
         done = 0
         while True:
-            done = claim_rows(
-                self._index.entries,
-                self._index.shift,
-                keys,
-                done,
-                min(self._index.max_rows, self._rows.capacity),
-                self._draws.limits,
-                self._keys.array,
-                touched,
-                where,
-                counts,
-            )
-            self._initialise(int(counts[0]), draw=draw)
+            done, num_rows = self._index.claim(keys, done, self._draws.limits, self._keys.array, self._num_rows, rows)
+            self._initialise(num_rows, draw=draw)
             if done < 0:
                 self._raise_for(keys, -1 - done)
             if done == len(keys):
-                return int(counts[1])
+                return rows
             self._reserve(self._num_rows + 1)
 
     def _initialise(self, num_rows: int, *, draw: bool) -> None:
@@ -250,7 +239,6 @@ class RowStore:
         self.changes.reserve(num_rows)
         for slab in (self._keys, *self._state.values(), self._rows):  # rows last: `_claim` reads their capacity
             slab.reserve(num_rows)
-        self._index.reserve(num_rows)
 
     def _summed(self, given: list[tuple[Int64s, AnyFloats]], where: Int32s, num_touched: int) -> AnyFloats:
         if len(self._sums) < num_touched:
@@ -268,8 +256,8 @@ class RowStore:
     def _scratch(self, size: int) -> tuple[Int32s, Int32s]:
         if len(self._positions) < size:
             self._positions = np.empty(size + size // 4, np.int32)
-            self._touched = np.empty(size + size // 4, np.int32)
-        return self._positions[:size], self._touched[:size]
+            self._unknown = np.empty(size + size // 4, np.int32)
+        return self._positions[:size], self._unknown[:size]
 
     def _raise_for(self, keys: Int64s, bad: int) -> None:
         if bad < 0:
