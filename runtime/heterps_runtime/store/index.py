@@ -41,7 +41,6 @@ _SMALLEST_TAIL = 1 << 9  # buckets after the last, so that probing need not begi
 _MOVED_PER_ROW = 2  # buckets, for each new row: the move is over before the new table is full
 _MOVED_AT_LEAST = 1 << 9  # buckets, at a time
 
-_FULL, _OVERRUN = -1, -2
 _ID_MASK = np.int64((1 << ID_BITS) - 1)
 _U32 = np.uint64(32)
 _U1, _U8, _U16 = np.uint64(1), np.uint64(_BUCKET), np.uint64(_WORDS)
@@ -124,6 +123,7 @@ class HashIndex:
         if not self.moves:
             return
         buckets, old_buckets, boundary = self._sizes.tolist()
+        self._table.populate(int(_GROWTH * (boundary + num_buckets)))
         reached = _move(_flat(self._old), boundary, boundary + num_buckets, _flat(self._table), buckets)
         if reached < 0:
             self._tail *= 2
@@ -140,6 +140,7 @@ class HashIndex:
         sources = (self._old, int(self._sizes[2])), (self._table, 0)
         while True:
             table = self._new_table(buckets)
+            table.populate(buckets)
             moved = (_move(_flat(old), start, old.capacity, _flat(table), buckets) for old, start in sources)
             if all(reached >= 0 for reached in moved):
                 break
@@ -167,36 +168,38 @@ def _first_word(half: np.uint64, buckets: np.uint64) -> np.uint64:
 
 
 @kernel
-def _match(words: Words, offset: np.uint64, half: np.uint32) -> int:
-    """Row of the first entry from a bucket on with this half of a hash, or -1."""
+def _candidate(words: Words, offset: np.uint64, half: np.uint32) -> int:
+    """Row of the first entry from a bucket on with this half of a hash; or -1 - (offset of the empty entry for it)."""
     while offset < np.uint64(words.size):
         j = first_equal(words, offset, half)
-        if j < _U8:
-            return np.int64(words[offset + _U8 + j]) - 1  # without an entry, half and row are 0
+        if j < _U8 and words[offset + _U8 + j] != 0:  # an empty entry has the half 0
+            return np.int64(words[offset + _U8 + j]) - 1
         if words[offset + _U16 - _U1] == 0:
-            return -1
+            return -1 - np.int64(offset + first_equal(words, offset + _U8, np.uint32(0)))
         offset += _U16
-    return -1
+    return -1 - np.int64(offset)
 
 
 @kernel
-def _search(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> np.uint64:
-    """Offset of the row number of a key from a bucket on, or of the empty entry for it, or of the end of the table."""
+def _search(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> int:
+    """Row of a key from a bucket on; or -1 - (offset of the empty entry for it), or of the end of the table."""
     while offset < np.uint64(words.size):
         for j in range(_BUCKET):
             place = offset + np.uint64(j)
             row = words[place + _U8]
-            if row == 0 or (words[place] == half and row_keys[np.uint64(row) - _U1] == key):
-                return place + _U8
+            if row == 0:
+                return -1 - np.int64(place)
+            if words[place] == half and row_keys[np.uint64(row) - _U1] == key:
+                return np.int64(row) - 1
         offset += _U16
-    return offset
+    return -1 - np.int64(offset)
 
 
 @kernel
 def _candidates(
-    table: Words, old: Words, sizes: Int64s, keys: Int64s, start: int, stop: int, row_keys: Int64s, rows: Int32s
+    table: Words, old: Words, sizes: Int64s, keys: Int64s, start: int, stop: int, row_keys: Int64s, found: Int64s
 ) -> None:
-    """Set rows[start:stop] to those of entries with the same half of a hash, or -1, and request their keys."""
+    """Set `found` (PREFETCH_BLOCK,) to the candidates of keys[start:stop], and request their keys."""
     buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
     for i in range(start, stop):
         half = mix64(np.uint64(keys[i])) >> _U32
@@ -209,11 +212,11 @@ def _candidates(
         half = mix64(np.uint64(keys[i])) >> _U32
         offset = _first_word(half, old_buckets)
         if offset < moved:
-            row = _match(table, _first_word(half, buckets), np.uint32(half))
+            candidate = _candidate(table, _first_word(half, buckets), np.uint32(half))
         else:
-            row = _match(old, offset, np.uint32(half))
-        rows[i] = row
-        prefetch(row_keys, max(row, 0))
+            candidate = _candidate(old, offset, np.uint32(half))
+        found[i - start] = candidate
+        prefetch(row_keys, max(candidate, 0))
 
 
 @kernel
@@ -221,31 +224,25 @@ def _find(
     table: Words, old: Words, sizes: Int64s, keys: Int64s, row_keys: Int64s, rows: Int32s, unknown: Int32s
 ) -> int:
     buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    found = np.empty(PREFETCH_BLOCK, np.int64)
     num_unknown = 0
     for start in range(0, keys.size, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, keys.size)
-        _candidates(table, old, sizes, keys, start, stop, row_keys, rows)
+        _candidates(table, old, sizes, keys, start, stop, row_keys, found)
         for i in range(start, stop):
-            row = rows[i]
+            row = found[i - start]
             if row >= 0 and row_keys[np.uint64(row)] != keys[i]:  # another key with the same half
                 half = mix64(np.uint64(keys[i])) >> _U32
                 offset = _first_word(half, old_buckets)
                 if offset < moved:
-                    row = _row_of(table, _first_word(half, buckets), np.uint32(half), keys[i], row_keys)
+                    row = _search(table, _first_word(half, buckets), np.uint32(half), keys[i], row_keys)
                 else:
-                    row = _row_of(old, offset, np.uint32(half), keys[i], row_keys)
-                rows[i] = row
+                    row = _search(old, offset, np.uint32(half), keys[i], row_keys)
+            rows[i] = max(row, -1)
             if row < 0:
                 unknown[num_unknown] = i
                 num_unknown += 1
     return num_unknown
-
-
-@kernel
-def _row_of(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> int:
-    """The row of a key, or -1."""
-    place = _search(words, offset, half, key, row_keys)
-    return np.int64(words[place]) - 1 if place < np.uint64(words.size) else -1
 
 
 @kernel
@@ -263,56 +260,51 @@ def _claim(
 ) -> int:
     """See `HashIndex.claim`; counts: number of rows, updated; output: whether probing ran over the end of a table."""
     buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    found = np.empty(PREFETCH_BLOCK, np.int64)
     num_rows = counts[0]
     counts[1] = 0
     result = keys.size
     for start in range(first, keys.size, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, keys.size)
-        _candidates(table, old, sizes, keys, start, stop, row_keys, rows)
+        _candidates(table, old, sizes, keys, start, stop, row_keys, found)
         for i in range(start, stop):
-            key, row = keys[i], rows[i]
+            key, row = keys[i], found[i - start]
             if row >= 0 and row_keys[np.uint64(row)] == key:
+                rows[i] = row
                 continue
+            half = mix64(np.uint64(key)) >> _U32
+            offset = _first_word(half, old_buckets)
+            has_moved = offset < moved
+            place = np.uint64(-1 - row)  # stays the first empty one, unless a key of the same block has taken it
+            end = np.uint64(table.size if has_moved else old.size)
+            if row >= 0 or place >= end or (table[place + _U8] if has_moved else old[place + _U8]) != 0:
+                if has_moved:
+                    row = _search(table, _first_word(half, buckets), np.uint32(half), key, row_keys)
+                else:
+                    row = _search(old, offset, np.uint32(half), key, row_keys)
+                if row >= 0:
+                    rows[i] = row
+                    continue
+                place = np.uint64(-1 - row)
             id_table = key >> ID_BITS
             if id_table < 0 or id_table >= limits.shape[0] or (key & _ID_MASK) >= limits[id_table, 0]:
                 result = -1 - i
                 break
-            half = mix64(np.uint64(key)) >> _U32
-            offset = _first_word(half, old_buckets)
-            if offset < moved:
-                offset = _first_word(half, buckets)
-                row = _claim_one(table, offset, np.uint32(half), key, num_rows, max_rows, row_keys)
-            else:
-                row = _claim_one(old, offset, np.uint32(half), key, num_rows, max_rows, row_keys)
-            if row < 0:
+            if num_rows >= max_rows or place >= end:
+                counts[1] = place >= end
                 result = i
-                counts[1] = row == _OVERRUN
                 break
-            rows[i] = row
-            num_rows = max(num_rows, row + 1)
+            row_keys[np.uint64(num_rows)] = key
+            rows[i] = num_rows
+            num_rows += 1
+            if has_moved:
+                table[place], table[place + _U8] = np.uint32(half), num_rows
+            else:
+                old[place], old[place + _U8] = np.uint32(half), num_rows
         if result < keys.size:
             break
     counts[0] = num_rows
     return result
-
-
-@kernel
-def _claim_one(
-    words: Words, offset: np.uint64, half: np.uint32, key: int, num_rows: int, max_rows: int, row_keys: Int64s
-) -> int:
-    """Return the row of a key, which is `num_rows` if it is new; _FULL if there is no room for it; or _OVERRUN."""
-    place = _search(words, offset, half, key, row_keys)
-    if place >= np.uint64(words.size):
-        return _OVERRUN
-    row = np.int64(words[place]) - 1
-    if row < 0:
-        if num_rows >= max_rows:
-            return _FULL
-        row = num_rows
-        row_keys[np.uint64(row)] = key
-        words[place - _U8] = half
-        words[place] = row + 1
-    return row
 
 
 @kernel
