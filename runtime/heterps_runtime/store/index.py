@@ -38,7 +38,7 @@ _SMALLEST = 1 << 7  # buckets
 _LOAD = 0.8  # share of entries in use at which a table grows
 _GROWTH = 1.25  # with `_LOAD`: 10 to 12.5 bytes per row
 _SMALLEST_TAIL = 1 << 9  # buckets after the last, so that probing need not begin again at the first
-_MOVED_PER_ROW = 2  # buckets, for each new row: the move is over before the new table is full
+_MOVED_PER_ROW = 1  # buckets, for each new row: a move is over after two thirds of the rows that the new table adds
 _MOVED_AT_LEAST = 1 << 9  # buckets, at a time
 
 _ID_MASK = np.int64((1 << ID_BITS) - 1)

@@ -23,7 +23,7 @@ __all__ = ["warm_up_server", "warm_up_worker"]
 def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision) -> None:
     """Compile, or load from the cache, all kernels of a parameter server."""
     _warm_up_wire(dtype, wire)
-    keys = np.arange(700, dtype=np.int64)  # more than a new index holds: growth is a kernel too
+    keys = np.arange(1_000, dtype=np.int64)  # more than a new index holds: growth is a kernel too
     store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", len(keys))})
     grads = np.zeros((len(keys), 1), dtype)
     store.apply([(keys, grads), (keys, grads)], 1.0, 1)
