@@ -102,11 +102,9 @@ class Member(ABC):
         log(f"joining again: {why}")
         self._join()
 
-    def _cannot_restore(self, announced: Generation, error: DamagedError) -> None:
-        """Leave a generation whose checkpoint is damaged; the coordinator announces one with another checkpoint."""
-        assert announced.restore is not None
-        folder = announced.restore.folder or ""
-        self._link.send(Damaged(announced.generation, folder, error.file, str(error)))
+    def _cannot_restore(self, generation: int, folder: str, error: DamagedError) -> None:
+        """Leave a generation because a checkpoint is damaged; the coordinator announces one with another checkpoint."""
+        self._link.send(Damaged(generation, folder, error.file, str(error)))
         self._join_again(f"{folder} cannot be restored: {error}")
 
     def _take_messages(self) -> None:

@@ -83,7 +83,6 @@ class ParameterServer(Member):
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
-        self._announced: Generation | None = None  # the last one
         self._lineage = 0  # of the shard's state; 0: it never took part
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
@@ -140,8 +139,8 @@ class ParameterServer(Member):
                 self._take_requests()
             except ProtocolError as error:
                 self._join_again(str(error))
-            except DamagedError as error:
-                self._restore_failed(error)
+            except DamagedError as error:  # `define` reads in whichever generation comes first
+                self._restore_failed(self._shard.restores_from, error)
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
@@ -201,12 +200,11 @@ class ParameterServer(Member):
         self._parked.clear()
         self._listener.begin(announced.generation)
         self._shard.begin_generation(len(announced.servers))
-        self._announced = announced
         if restore is not None:
             try:
                 self._reset(restore.folder)
             except DamagedError as error:
-                self._restore_failed(error)
+                self._restore_failed(restore.folder or "", error)
                 return
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
@@ -214,11 +212,10 @@ class ParameterServer(Member):
         for sender, request in early:
             self._request(sender, request)
 
-    def _restore_failed(self, error: DamagedError) -> None:
-        assert self._announced is not None, "a generation begins with what is restored"
+    def _restore_failed(self, folder: str, error: DamagedError) -> None:
         self._shard.reset(self._storage, None)
         self._lineage = 0
-        self._cannot_restore(self._announced, error)
+        self._cannot_restore(self._generation, folder, error)
 
     def _reset(self, folder: str | None) -> None:
         """Start from a checkpoint, of which the files that this server reads are verified, or from scratch."""

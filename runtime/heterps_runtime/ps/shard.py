@@ -133,6 +133,11 @@ class Shard:
         return [entry for entry in manifest.files if entry.role != "rows" or entry.index in needed]
 
     @property
+    def restores_from(self) -> str:
+        """Folder of the checkpoint that `define` reads; empty if there is none."""
+        return self._restore[1].folder if self._restore else ""
+
+    @property
     def bytes_to_load(self) -> int:
         """Bytes of the files that `define` reads."""
         return sum(entry.bytes for entry in self.files_to_read(self._restore[1])) if self._restore else 0

@@ -223,8 +223,9 @@ class WorkerMember(Member):
             self._join_again(f"generation {announced.generation}: {error}")
             return
         except DamagedError as error:
+            assert announced.restore is not None, "nothing else is read from a checkpoint"
             self._setup.parameters.forget()
-            self._cannot_restore(announced, error)
+            self._cannot_restore(announced.generation, announced.restore.folder or "", error)
             return
         self._engine = Engine(self._config, context, stage, self._source, self._process)
         self._rebuild_poller()

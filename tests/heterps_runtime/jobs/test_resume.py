@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from heterps_runtime.checkpoint import DamagedError
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_CHECKPOINT, PATH_STOP, JobPhase
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.server import CoordinatorServer
-from heterps_runtime.errors import UserError
-from heterps_runtime.wire.messages import Damaged
+from heterps_runtime.errors import ProtocolError, UserError
+from heterps_runtime.ps.server import ParameterServer
+from heterps_runtime.ps.shard import Shard
+from heterps_runtime.wire.messages import Damaged, Generation
 from tests.heterps_runtime.helpers.jobs import (
     TOKEN,
     Stage,
@@ -150,6 +153,37 @@ def test_members_compare_checksums_of_what_they_load(
     for checkpoint in checkpoints:
         assert f"{checkpoint.name}: it could not be restored: " in status["error"]["message"]
     assert _checkpoints(document) == checkpoints
+
+
+def test_damage_is_found_also_in_a_generation_after_the_one_that_restores(
+    folder: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server reads rows when the tables are defined, which may be after another member has joined again."""
+    document = configuration(folder / "late", steps=STEPS)
+    _run(document, ONE, 1, stop_after=23)
+    *_, older, newest = _checkpoints(document)
+    define, begin, happened = Shard.define, ParameterServer._begin_generation, []
+
+    def defining(server: Shard, *arguments: Any) -> None:
+        if "interrupted" not in happened:
+            happened.append("interrupted")
+            raise ProtocolError("a connection was lost")
+        if server.restores_from == newest.name:
+            happened.append("damaged")
+            raise DamagedError("rows-0.safetensors was changed", f"{newest.name}/rows-0.safetensors")
+        define(server, *arguments)
+
+    def beginning(server: ParameterServer, announced: Generation) -> None:
+        happened.append(announced.restore.folder if announced.restore else "goes on")
+        begin(server, announced)
+
+    monkeypatch.setattr(Shard, "define", defining)
+    monkeypatch.setattr(ParameterServer, "_begin_generation", beginning)
+    status = _run(document, ONE, 1)
+    assert happened[:5] == [newest.name, "interrupted", "goes on", "damaged", older.name]
+    skipped = [e["message"] for e in status["events"] if e["reason"] == "CheckpointSkipped"]
+    assert skipped == [f"{newest.name}: it could not be restored: ps-0: rows-0.safetensors was changed"]
+    assert_same_model(trained_model(status), uninterrupted)
 
 
 def test_checkpoints_of_another_job_are_refused_by_the_field_that_differs(folder: Path) -> None:
