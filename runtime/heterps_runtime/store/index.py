@@ -58,7 +58,7 @@ class HashIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use."""
+        """Bytes of the tables, without memory that is given back."""
         buckets, old_buckets, boundary = self._sizes.tolist()
         remaining = old_buckets - boundary if old_buckets else 0
         return int(buckets + remaining) * self._table.row_nbytes
@@ -124,10 +124,10 @@ class HashIndex:
             return
         buckets, old_buckets, boundary = self._sizes.tolist()
         self._table.populate(int(_GROWTH * (boundary + num_buckets)))
-        reached = _move(_flat(self._old), boundary, boundary + num_buckets, _flat(self._table), buckets)
+        reached = int(_move(_flat(self._old), boundary, boundary + num_buckets, _flat(self._table), buckets))
         if reached < 0:
             self._tail *= 2
-            self._rebuild(buckets)
+            self._rebuild(buckets)  # entries that have moved just now are found twice there, with the same row
         elif reached >= old_buckets:  # those of the tail have moved with the bucket that had no room for them
             self._old = _NO_TABLE
             self._sizes[:] = buckets, 0, 1
@@ -168,7 +168,7 @@ def _first_word(half: np.uint64, buckets: np.uint64) -> np.uint64:
 
 
 @kernel
-def _candidate(words: Words, offset: np.uint64, half: np.uint32) -> int:
+def _candidate(words: Words, offset: np.uint64, half: np.uint32) -> np.int64:
     """Row of the first entry from a bucket on with this half of a hash; or -1 - (offset of the empty entry for it)."""
     while offset < np.uint64(words.size):
         j = first_equal(words, offset, half)
@@ -181,7 +181,7 @@ def _candidate(words: Words, offset: np.uint64, half: np.uint32) -> int:
 
 
 @kernel
-def _search(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> int:
+def _search(words: Words, offset: np.uint64, half: np.uint32, key: int, row_keys: Int64s) -> np.int64:
     """Row of a key from a bucket on; or -1 - (offset of the empty entry for it), or of the end of the table."""
     while offset < np.uint64(words.size):
         for j in range(_BUCKET):
@@ -308,7 +308,7 @@ def _claim(
 
 
 @kernel
-def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> int:
+def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> np.int64:
     """Copy the buckets of `source` from `start` to `stop`, and those after them that may have their entries.
 
     Args:
@@ -331,7 +331,7 @@ def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> 
                 break
             place = _empty(target, _first_word(np.uint64(half), np.uint64(buckets)))
             if place >= np.uint64(target.size):
-                return -1
+                return np.int64(-1)
             target[place], target[place + _U8] = half, row
         offset += _U16
     return np.int64(offset // _U16)

@@ -174,7 +174,7 @@ def test_damage_is_found_also_in_a_generation_after_the_one_that_restores(
         define(server, *arguments)
 
     def beginning(server: ParameterServer, announced: Generation) -> None:
-        happened.append(announced.restore.folder if announced.restore else "goes on")
+        happened.append(announced.restore.folder or "" if announced.restore else "goes on")
         begin(server, announced)
 
     monkeypatch.setattr(Shard, "define", defining)
