@@ -70,6 +70,7 @@ class RunConfig:
     namespace: str  # on a cluster; "" on one machine
     code: dict[str, Any] | None = None  # spec.code; None: the image has all code
     init_from: str = ""  # path of another job's checkpoints, whose values the model begins with; "": of none
+    keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
 
     @property
     def full_name(self) -> str:
@@ -188,5 +189,6 @@ class RunConfig:
             python_path=tuple(document.get("pythonPath", ())),
             namespace=document["job"]["metadata"].get("namespace") or "",
             init_from=(model.get("initFrom") or {}).get("path", ""),
+            keep_optimizer_state=(model.get("initFrom") or {}).get("optimizerState") == "Keep",
             code=spec.get("code"),
         )

@@ -1,8 +1,9 @@
 """A model to begin with: the values of another job's checkpoint, as a checkpoint of step 0 of this job.
 
 From then on it is a checkpoint like any other: members restore it at the start, and again if the job fails before its
-next one. Only values are taken over, not the optimizer's state, which belongs to the other job's steps. Tables and
-parameters are found by their names; what the other model does not have begins with its initial values.
+next one. Tables and parameters are found by their names; what the other model does not have begins with its initial
+values. The optimizers' state is taken over if the job says so, with the number of steps that it is of: Adam's moments
+are worth nothing without it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ID_MASK = np.int64((1 << ID_BITS) - 1)
 
 
 def import_values(
-    source: Storage, path: str, target: Storage, folder: str, like: CheckpointManifest
+    source: Storage, path: str, target: Storage, folder: str, like: CheckpointManifest, *, with_state: bool
 ) -> CheckpointManifest:
     """Copy the values of the newest valid checkpoint at a path.
 
@@ -43,12 +44,13 @@ def import_values(
         target: the storage of this job's checkpoints.
         folder: for the files.
         like: a manifest with this job's settings.
+        with_state: take over the optimizers' state, too.
 
     Returns:
         The manifest of step 0, not written yet.
 
     Raises:
-        ImportedModelError: there is no valid checkpoint.
+        ImportedModelError: there is no valid checkpoint, or its state is of other optimizers.
         StorageError: a file cannot be read or written.
     """
     manifest, skipped = find_latest(source)
@@ -57,17 +59,19 @@ def import_values(
         raise ImportedModelError(
             f"model.initFrom.path: {path} has no valid checkpoint{why}; name the checkpoint.path of a job that has one"
         )
+    if with_state:
+        _check_optimizers(manifest, like)
     entries: list[FileEntry] = []
     for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid
         added = file.added
-        for dim, keys, rows in _collected(iterate_rows(source, manifest, files=[file], with_state=False)):
+        for dim, keys, rows, state in _collected(iterate_rows(source, manifest, files=[file], with_state=with_state)):
             number = len(entries)
-            arrays = row_arrays({dim: (keys, rows, {})})
+            arrays = row_arrays({dim: (keys, rows, state)})
             entry = _write(target, folder, f"rows-{number}", arrays, "rows", number)
             entries.append(replace(entry, added=added))
             added = None if added is None else 0
     for role in ("dense", "buffers"):
-        values = {n: v for n, v in read_dense(source, manifest, role=role).items() if "::" not in n}
+        values = {n: v for n, v in read_dense(source, manifest, role=role).items() if with_state or "::" not in n}
         if values:
             entries.append(_write(target, folder, f"{role}-imported", dense_arrays(values, role), role, 0))
     return replace(
@@ -78,15 +82,27 @@ def import_values(
         lineage=_START.lineage,
         folder=folder,
         imported_from=f"{path}/{manifest.folder}",
+        earlier_steps=manifest.step + manifest.earlier_steps if with_state else 0,
     )
+
+
+def _check_optimizers(theirs: CheckpointManifest, ours: CheckpointManifest) -> None:
+    for kind in ("dense", "sparse"):
+        field = f"training.optimizer.{kind}"
+        their_name, our_name = (one.fingerprint.get(field, {}).get("name") for one in (theirs, ours))
+        if their_name != our_name:
+            raise ImportedModelError(
+                f"model.initFrom.optimizerState: Keep needs the optimizers of {theirs.folder}, in which {field} is "
+                f"{their_name}, but it is {our_name} in this job; use Reset, or the same optimizer"
+            )
 
 
 def _write(target: Storage, folder: str, name: str, arrays: Mapping[str, Array], role: str, index: int) -> FileEntry:
     return write_tensors(target, folder, f"{name}.safetensors", arrays, origin=_START, role=role, index=index)
 
 
-def _collected(blocks: Iterable[RowBlock]) -> Iterator[tuple[int, Array, Array]]:
-    """Yield (dim, keys, rows) of about `_FILE_ROWS` rows."""
+def _collected(blocks: Iterable[RowBlock]) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
+    """Yield (dim, keys, rows, state) of about `_FILE_ROWS` rows."""
     waiting: dict[int, list[RowBlock]] = {}
     for block in blocks:
         parts = waiting.setdefault(block.dim, [])
@@ -96,8 +112,9 @@ def _collected(blocks: Iterable[RowBlock]) -> Iterator[tuple[int, Array, Array]]
     yield from map(_joined, waiting.values())
 
 
-def _joined(parts: list[RowBlock]) -> tuple[int, Array, Array]:
-    return parts[0].dim, np.concatenate([p.keys for p in parts]), np.concatenate([p.rows for p in parts])
+def _joined(parts: list[RowBlock]) -> tuple[int, Array, Array, dict[str, Array]]:
+    keys, rows = np.concatenate([p.keys for p in parts]), np.concatenate([p.rows for p in parts])
+    return parts[0].dim, keys, rows, {n: np.concatenate([p.state[n] for p in parts]) for n in parts[0].state}
 
 
 class TableMap:
@@ -129,26 +146,27 @@ class TableMap:
                     )
             self._index[there.index] = table.index
 
-    def __call__(self, block: RowBlock) -> tuple[Array, Array]:
-        """The keys (n,) and rows (n, dim) of a block of which this job has the tables."""
+    def __call__(self, block: RowBlock) -> RowBlock:
+        """The rows of a block of which this job has the tables."""
         tables = self._index[block.keys >> ID_BITS]
         known = tables >= 0
-        return (tables[known] << ID_BITS) | (block.keys[known] & _ID_MASK), block.rows[known]
+        keys = (tables[known] << ID_BITS) | (block.keys[known] & _ID_MASK)
+        return RowBlock(block.dim, keys, block.rows[known], {n: values[known] for n, values in block.state.items()})
 
 
 def imported_values(
     storage: Storage, manifest: CheckpointManifest, initial: Mapping[str, Array], *, role: str = "dense"
 ) -> dict[str, Array]:
-    """The imported values of parameters or buffers, for those that the imported model has.
+    """The imported values of parameters, with their state if it is imported, or of buffers.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: of the imported values.
-        initial: name -> initial value.
+        initial: name -> initial value, with the state as in `read_dense`.
         role: "dense" or "buffers".
 
     Returns:
-        name -> value, with the shape and type of the initial one.
+        name -> value, with the shape and type of the initial one, for those that the imported model has.
 
     Raises:
         ImportedModelError: a value has another shape.

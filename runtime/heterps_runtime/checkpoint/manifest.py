@@ -93,6 +93,7 @@ class CheckpointManifest:
     folder: str = ""  # the checkpoint's folder in its storage
     layout: str = ""  # what the order of training rows depends on beside their number
     imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
+    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
 
     @property
     def origin(self) -> Origin:
@@ -115,7 +116,7 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
-        for name in ("layout", "imported_from"):  # as written before there were such jobs
+        for name in ("layout", "imported_from", "earlier_steps"):  # as written before there were such jobs
             if not body[name]:
                 del body[name]
         for entry in body["files"]:  # as above

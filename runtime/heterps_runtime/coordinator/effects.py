@@ -33,6 +33,10 @@ class CheckpointRecord(Protocol):
     def layout(self) -> str:
         """Of the training data, see `DataSize`."""
 
+    @property
+    def earlier_steps(self) -> int:
+        """Steps of other jobs, whose optimizer state this job has gone on with."""
+
 
 class Effects(Protocol):
     """Actions that the core requests. Calls return at once; results are reported by calls to the core."""

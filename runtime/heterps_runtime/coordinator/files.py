@@ -139,7 +139,9 @@ class JobFiles:
             lineage=0,
         )
         source = Storage.open(config.init_from, self.work)
-        manifest = import_values(source, config.init_from, self._storage, folder, like)
+        manifest = import_values(
+            source, config.init_from, self._storage, folder, like, with_state=config.keep_optimizer_state
+        )
         write_manifest(self._storage, manifest, self._ownership)
         return manifest
 
@@ -186,6 +188,7 @@ class JobFiles:
             lineage=barrier.origin.lineage,
             loss=progress["loss"],
             folder=barrier.folder,
+            earlier_steps=self._latest.earlier_steps if self._latest else 0,
         )
         try:
             commit(self._storage, manifest, self._config.checkpoint_keep, self._ownership)

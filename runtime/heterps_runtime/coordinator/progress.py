@@ -25,6 +25,7 @@ class Progress:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.committed = 0
+        self.earlier_steps = 0  # of other jobs, whose optimizer state this job has gone on with
         self.samples = 0
         self.batches: Batches | None = None  # from the checkpoint, or as reported by the first worker
         self._rows_from = ""
@@ -112,6 +113,7 @@ class Progress:
     def resume(self, checkpoint: CheckpointRecord | None) -> None:
         """Start from a checkpoint, or from scratch."""
         self.committed, self.samples = (checkpoint.step, checkpoint.samples) if checkpoint else (0, 0)
+        self.earlier_steps = checkpoint.earlier_steps if checkpoint else 0
 
     def rewind(self, step: int) -> None:
         """Go back to a checkpoint; samples of dropped steps do not count."""

@@ -199,7 +199,7 @@ class ParameterServer(Member):
         self._saver.forget()
         self._parked.clear()
         self._listener.begin(announced.generation)
-        self._shard.begin_generation(len(announced.servers))
+        self._shard.begin_generation(len(announced.servers), announced.earlier_steps)
         if restore is not None:
             try:
                 self._reset(restore.folder)

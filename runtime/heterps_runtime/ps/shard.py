@@ -78,15 +78,21 @@ class Shard:
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._num_servers = 1
+        self._earlier_steps = 0
         self._history = History()
         self._copier: Copier | None = None  # of the last snapshot
 
     # --- membership ---------------------------------------------------------------------------------------------------
 
-    def begin_generation(self, num_servers: int) -> None:
-        """Drop uncommitted gradients of the previous generation."""
+    def begin_generation(self, num_servers: int, earlier_steps: int = 0) -> None:
+        """Drop uncommitted gradients of the previous generation.
+
+        Args:
+            num_servers: of the generation.
+            earlier_steps: steps before this job's first that the optimizers' state is of.
+        """
         self._pushes.clear()
-        self._num_servers = num_servers
+        self._num_servers, self._earlier_steps = num_servers, earlier_steps
 
     def reset(self, storage: Storage, manifest: CheckpointManifest | None) -> None:
         """Drop all state and start from a checkpoint, or from scratch. `define` reads the rows."""
@@ -163,7 +169,7 @@ class Shard:
             snapshot = self.dense.snapshot()
             snapshot.update(read_dense(storage, manifest, list(dense)))
             snapshot = {n: v for n, v in snapshot.items() if n == "step" or not n.endswith("::step")}
-            snapshot["step"] = np.array(self.committed, np.int64)
+            snapshot["step"] = np.array(self._earlier_steps + self.committed, np.int64)
             self.dense.load(snapshot)
         if statistics:
             for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
@@ -182,17 +188,22 @@ class Shard:
         dense: Mapping[str, Array],
         statistics: Mapping[str, Array],
     ) -> None:
-        """Load the values of another model, by the names of its tables, parameters and statistics."""
+        """Load another model, by the names of its tables, parameters and statistics."""
         if with_rows:
             mapped = TableMap(manifest, self.tables.values())
             for block in iterate_rows(storage, manifest):
-                keys, rows = mapped(block)
-                mask = self._has(keys)
+                found = mapped(block)
+                mask = self._has(found.keys)
                 if mask.any():
-                    self.stores[block.dim].load(keys[mask], rows[mask].astype(self._dtype))
-        values = imported_values(storage, manifest, dense)
+                    state = {n: values[mask].astype(self._dtype) for n, values in found.state.items()}
+                    rows = found.rows[mask].astype(self._dtype)
+                    self.stores[block.dim].load(found.keys[mask], rows, state or None)
         for name, value in dense.items():
-            self.dense.add(name, values.get(name, value))
+            self.dense.add(name, value)
+        if dense:
+            all_values = self.dense.snapshot()
+            initial = {n: v for n, v in all_values.items() if n.partition("::")[0] in dense}
+            self.dense.load(all_values | imported_values(storage, manifest, initial))
         values = imported_values(storage, manifest, statistics, role="buffers")
         for name, value in statistics.items():
             self.statistics.add(name, values.get(name, value))
@@ -221,7 +232,7 @@ class Shard:
             raise TransientError(f"commit of step {step}, but this server is at step {self.committed}")
         pushes = [push for _, push in sorted(self._pushes.get(step, {}).items())]
         dense = [push.dense for push in pushes if push.dense]
-        if dense and self.dense.apply(dense, 1.0 / batch_size, step + 1):
+        if dense and self.dense.apply(dense, 1.0 / batch_size, self._number(step)):
             raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
         self.statistics.apply([push.statistics for push in pushes], 1.0 / batch_size)
         self.dense_committed = step + 1
@@ -232,9 +243,13 @@ class Shard:
         pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
         for dim, store in self.stores.items():
             given = [(keys, grads) for push in pushes for d, keys, grads in push.chunks if d == dim]
-            if given and store.apply(given, 1.0 / batch_size, step + 1):
+            if given and store.apply(given, 1.0 / batch_size, self._number(step)):
                 raise TransientError(f"step {step}: a gradient is not finite although its worker found none")
         self.committed = step + 1
+
+    def _number(self, step: int) -> int:
+        """Number of a step for the optimizers, from 1, with those that their state had before this job."""
+        return self._earlier_steps + step + 1
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

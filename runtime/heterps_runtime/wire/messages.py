@@ -196,6 +196,7 @@ class Generation(Message):
     servers: tuple[Peer, ...]  # by index
     allocation: Allocation
     restore: Restore | None  # None: members keep their state
+    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ FULL_JOB: Json = {
             "entrypoint": "flights.model:build",
             "arguments": {"width": 16},
             "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
-            "initFrom": {"path": "/shared/runs/may"},
+            "initFrom": {"path": "/shared/runs/may", "optimizerState": "Keep"},
             "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.01"},
         },
         "data": {

@@ -41,6 +41,7 @@ class Record:
     samples: int = 0
     num_rows: int = ROWS
     layout: str = ""
+    earlier_steps: int = 0
 
 
 class World:

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import FINAL_PHASES, PATH_STOP, JobPhase
+from heterps_runtime.data import BatchOrder
+from heterps_runtime.worker.main import open_data
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -20,6 +23,8 @@ from tests.heterps_runtime.helpers.jobs import (
     run_job,
     trained_model,
 )
+from tests.heterps_runtime.helpers.plain_torch import train
+from tests.same_model import assert_same_model
 
 SLOW = "0.000000000001"  # a learning rate with which a step changes nothing that a test sees
 LAST = {"flights": 10, "normed_picture": 8}
@@ -74,6 +79,60 @@ def test_a_job_begins_with_the_model_of_another(model: str, stages: list[Stage],
         assert set(batches.values()) == {24 + 2}
     said = [event["message"] for event in status["events"] if event["reason"] == "ModelImported"]
     assert said == [f"the model begins with the values of {path}/{Path(said[0]).name}"]
+
+
+class Again(BatchOrder):
+    """The samples of a job, and then the same once more."""
+
+    def __init__(self, config: RunConfig, steps: int) -> None:
+        super().__init__(open_data(config).train.num_rows, config.global_batch_size, config.seed)
+        self._steps = steps
+
+    def rows(self, step: int, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """As of the job that is trained at that step."""
+        return super().rows(step % self._steps, start, stop)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "before", "after"),
+    [
+        ("flights", "adam", [("cpu", 10, 2)], [("cpu", 3, 1), ("card", 10, 2)]),
+        ("flights", "adagrad", [("cpu", 4, 1), ("card", 10, 1)], [("cpu", 10, 1)]),
+    ],
+)
+def test_a_job_goes_on_with_the_optimizers_of_another(
+    model: str, optimizer: str, before: list[Stage], after: list[Stage], folder: Path
+) -> None:
+    """Two jobs of an epoch, the second with the state of the first, train the model of one job of both."""
+    steps = 10  # of an epoch
+    optimizers = {kind: {"name": optimizer, "learningRate": "0.01"} for kind in ("dense", "sparse")}
+    first = configuration(folder / f"day-1-{optimizer}", model, optimizer=optimizers, steps=steps)
+    assert run_job(first, before, 2)["phase"] == JobPhase.SUCCEEDED
+    second = configuration(folder / f"day-2-{optimizer}", model, optimizer=optimizers, steps=steps)
+    path = str(Path(first["workDirectory"]) / "checkpoints")
+    second["job"]["spec"]["model"]["initFrom"] = {"path": path, "optimizerState": "Keep"}
+    job = ThreadedJob(second)
+    job.start(after, 3)
+    job.wait(lambda status: status["committedSteps"] >= 3)
+    job.credentials.request("POST", PATH_STOP)  # it goes on from a checkpoint of its own
+    assert job.wait()["committedSteps"] < steps
+    job.close()
+    status = finish(ThreadedJob(second), after, 2)
+    both = configuration(folder / f"both-{optimizer}", model, optimizer=optimizers, steps=2 * steps)
+    expected = train(RunConfig.from_json(both), torch.float64, Again(RunConfig.from_json(both), steps))
+    assert_same_model(trained_model(status), expected)
+
+
+def test_the_state_of_other_optimizers_is_refused_by_the_field(folder: Path) -> None:
+    path, _ = trained(folder, "flights")
+    document = begun_with(path, "other-optimizers", folder, "flights")
+    document["job"]["spec"]["model"]["initFrom"]["optimizerState"] = "Keep"
+    status = finish(ThreadedJob(document), [("cpu", 10, 1)], 1)
+    assert status["error"]["reason"] == "ImportedModelError"
+    message = status["error"]["message"]
+    assert message.startswith("model.initFrom.optimizerState: Keep needs the optimizers of step-000000024.")
+    assert "in which training.optimizer.sparse is " in message
+    assert message.endswith("but it is adam in this job; use Reset, or the same optimizer")
 
 
 def test_a_job_that_has_checkpoints_goes_on_from_its_own(folder: Path) -> None:

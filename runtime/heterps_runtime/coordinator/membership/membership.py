@@ -143,6 +143,7 @@ class Membership:
             servers=tuple(map(_peer, roster.servers())),
             allocation=allocation,
             restore=restore,
+            earlier_steps=progress.earlier_steps,
         )
         for member in self._formed:
             member.state = MemberState.JOINED

@@ -99,6 +99,7 @@ class Parameters:
         replica = self._replica
         if replica is None or not same:
             replica = self._replica = self._begin(announced, module, manifest)
+        replica.earlier_steps = announced.earlier_steps
         return Replication(replica, self._share(announced, rank, replica, self._collectives, wait))
 
     def _begin(self, announced: Generation, module: StageModule, manifest: CheckpointManifest | None) -> Replica:

@@ -40,6 +40,7 @@ class Replica:
     ) -> None:
         self.names = tuple(initial)
         self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
+        self.earlier_steps = 0  # before this job's first that the optimizer's state is of
         self._shapes = {n: v.shape for n, v in initial.items()}
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
@@ -114,7 +115,7 @@ class Replica:
             mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
             square = state["exp_avg_sq"].mul_(options["beta2"])
             square.addcmul_(gradient, gradient, value=1 - options["beta2"])
-            correction_1, correction_2 = self._optimizer.adam_step_size(self.version + 1)
+            correction_1, correction_2 = self._optimizer.adam_step_size(self.earlier_steps + self.version + 1)
             values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
     def flat_state(self) -> torch.Tensor:
