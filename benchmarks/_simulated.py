@@ -22,7 +22,7 @@ _INCARNATION = "0123456789abcdef"
 # What a worker of a CPU pool reports: seconds per activity of a step, and what it counts.
 _ACTIVITIES = ("lookup", "forward", "backward", "push", "send", "messages", "wait-data", "wait-rows", "wait-commit")
 _FIGURES = {name: 0.0123456789 + i for i, name in enumerate((*_ACTIVITIES, "step", "compute", "wait"))}
-_TOTALS = {name: 123456.0 for name in ("samples", "work", "memory", "operations")} | {"round-trip": 0.0123456789}
+_TOTALS = dict.fromkeys(("samples", "work", "memory", "operations"), 123456.0) | {"round-trip": 0.0123456789}
 _PULSED = _TOTALS | {f"seconds:{name}": 1234.56789 for name in _ACTIVITIES}
 
 M = TypeVar("M", bound=Message)
@@ -164,6 +164,11 @@ class Members:
                 while (message := member.control.receive()) is not None:
                     self._latest[type(message)] = message
                     member.hear(message)
+
+    def report(self, members: Iterable[SimulatedMember]) -> None:
+        """Let workers report their next step."""
+        for member in members:
+            member.report()
 
     def pulse(self, members: Iterable[SimulatedMember] | None = None) -> None:
         """Let members pulse once."""

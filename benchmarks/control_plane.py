@@ -2,11 +2,12 @@
 
     python -m benchmarks.control_plane [--workers 10 100 1000] [--steps 20] [--generations 6]
 
-The real coordinator runs as its own process, as `heterps run` starts it. Its members are simulated in this process: they
-join, report, pulse and follow orders over real sockets on the loopback with the product's connections and messages, but
-compute nothing. There are 64 servers for 1,000 workers. Times of the coordinator are processor time, of its own thread
-and of the whole process (with ZeroMQ's thread for input and output). A generation's time is that of the clock from a
-worker's loss or return until all members are ready and told to go; the members' own work, on the same cores, counts.
+The real coordinator runs as its own process, as `heterps run` starts it. Its members are simulated in this process:
+they join, report, pulse and follow orders over real sockets on the loopback, with the product's connections and
+messages, but compute nothing. There are 64 servers for 1,000 workers. Times of the coordinator are processor time, of
+its own thread and of the whole process (with ZeroMQ's thread for input and output). A generation's time is that of the
+clock from a worker's loss or return until all members are ready and told to go; the members' own work, on the same
+cores, counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks._clicks import click_job
@@ -77,7 +79,7 @@ class Coordinator:
                 return now
             before = now
 
-    def cost(self, action: Callable[[], None]) -> Spent:
+    def cost(self, action: Callable[[], object]) -> Spent:
         """Return what it spends on what an action makes it do."""
         before = self.settle()
         action()
@@ -142,43 +144,19 @@ def _measure(job: Processes, coordinator: Coordinator, members: Members, steps: 
     workers = members.workers
     reports, commits = [], []
     for step in range(steps):
-        reports.append(coordinator.cost(lambda: [w.report() for w in workers[1:]] and None))
-
-        def commit(committed: int = step + 1) -> None:
-            workers[0].report()
-            members.follow(committed=committed)
-
-        commits.append(coordinator.cost(commit))
+        reports.append(coordinator.cost(partial(members.report, workers[1:])))
+        commits.append(coordinator.cost(partial(_commit, members, step)))
         members.pulse(m for m in members.all if not m.is_worker)  # so that servers are not taken for lost
-    found, forming = [], []
+    found: list[Spent] = []
+    forming: list[float] = []
     for number in range(generations):
         members.pulse()
         coordinator.settle()
-        began = [0.0]
-
-        def change(lost: bool = number % 2 == 0) -> None:
-            began[0] = time.perf_counter()
-            left = workers[-1]
-            if lost:
-                members.away(left)
-                job.request("POST", PATH_LOST, {"member": left.name, "reason": "the benchmark's"})
-            else:
-                members.back(left)
-            members.follow(running=members.generation + 1)
-            began[0] = time.perf_counter() - began[0]
-
-        found.append(coordinator.cost(change))
-        forming.append(began[0])
+        found.append(coordinator.cost(partial(_change, job, members, forming, lost=number % 2 == 0)))
     first = members.generation
-
-    def rejoin() -> None:
-        for member in workers[::RETURNING]:
-            member.join()
-        members.follow(running=first + 1, settled=True)
-
-    returning = coordinator.cost(rejoin)
+    returning = coordinator.cost(partial(_rejoin, members))
     pulses = [coordinator.cost(members.pulse) for _ in range(3)]
-    status = [coordinator.cost(lambda: job.request("GET", PATH_STATUS) and None) for _ in range(3)]
+    status = [coordinator.cost(partial(job.request, "GET", PATH_STATUS)) for _ in range(3)]
     return Measured(
         workers=len(workers),
         servers=len(members.all) - len(workers),
@@ -194,6 +172,31 @@ def _measure(job: Processes, coordinator: Coordinator, members: Members, steps: 
         announcement=sum(map(len, encode(members.latest(Generation), Stamp(1, 1)))),
         commit=sum(map(len, encode(members.latest(Commit), Stamp(1, 1)))),
     )
+
+
+def _commit(members: Members, step: int) -> None:
+    """Let the first worker be the last one that reports a step."""
+    members.report(members.workers[:1])
+    members.follow(committed=step + 1)
+
+
+def _change(job: Processes, members: Members, forming: list[float], *, lost: bool) -> None:
+    """Lose the last worker, or let it come back; add the seconds until all are told to go."""
+    began, last = time.perf_counter(), members.workers[-1]
+    if lost:
+        members.away(last)
+        job.request("POST", PATH_LOST, {"member": last.name, "reason": "the benchmark's"})
+    else:
+        members.back(last)
+    members.follow(running=members.generation + 1)
+    forming.append(time.perf_counter() - began)
+
+
+def _rejoin(members: Members) -> None:
+    """Let every twentieth worker join again, as after the end of its connection."""
+    for member in members.workers[::RETURNING]:
+        member.join()
+    members.follow(running=members.generation + 1, settled=True)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -214,7 +217,7 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=6)
     options = parser.parse_args()
     print("Processor ms of the coordinator's thread, median (min - max); of its whole process, median")
-    print("| workers, servers | reports of a step | of one, us | commit | generation | its time, s | bytes per worker |")
+    print("| workers, servers | reports of a step | one, us | commit | generation | its time, s | bytes per worker |")
     print("|---|---|---|---|---|---|---|")
     rest = []
     for workers in options.workers:

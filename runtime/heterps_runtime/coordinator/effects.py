@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
@@ -45,6 +46,9 @@ class Effects(Protocol):
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """Queue a message for one process, not for its replacement; messages stay in order."""
+
+    def send_to_all(self, members: Iterable[tuple[str, str]], message: FromCoordinator) -> None:
+        """Queue a message for several processes, each a name and an incarnation; it is encoded once."""
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         """Make a checkpoint valid; reported by `manifest_written` or `checkpoint_failed`."""

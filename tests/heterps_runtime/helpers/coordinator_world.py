@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +98,10 @@ class World:
         self.addressed.append((member, incarnation, type(message)))
         if isinstance(message, Commit) and message.step not in self.commits[-1:]:
             self.commits.append(message.step)
+
+    def send_to_all(self, members: Iterable[tuple[str, str]], message: FromCoordinator) -> None:
+        for member, incarnation in members:
+            self.send(member, incarnation, message)
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         self.manifests.append((barrier, progress))
