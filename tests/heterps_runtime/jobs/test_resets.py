@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_runtime.coordinator import server as coordinator
+from heterps_runtime.coordinator import connections as coordinator
 from heterps_runtime.ps import server as ps
 from heterps_runtime.worker import member
 from tests.counting import assert_every_sample_counted

@@ -276,7 +276,7 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     assert downstream.pollables[0].poll(10_000)
     with pytest.raises(ProtocolError, match="the next stage sent an unexpected 'go' message"):
         downstream.poll()
-    downstream.pollables[0].send_multipart(encode(Go(1), Stamp(1, 2)), copy=False)
+    downstream.pollables[0].send_multipart([b"0", *encode(Go(1), Stamp(1, 2))], copy=False)
     assert listener.poll(10_000)
     with pytest.raises(ProtocolError, match="the previous stage sent an unexpected 'go' message"):
         upstream.poll(1)
