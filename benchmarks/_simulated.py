@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,7 +18,9 @@ from heterps_runtime.wire.transport import Connection
 __all__ = ["Members", "SimulatedMember"]
 
 SOCKETS_PER_MEMBER = 6  # two connections, each with a monitor, which has two ends
-PATIENCE_MILLISECONDS = 60_000
+PATIENCE_SECONDS = 300.0
+PULSE_SECONDS = 1.0
+_POLL_MILLISECONDS = 100
 _INCARNATION = "0123456789abcdef"
 # What a worker of a CPU pool reports: seconds per activity of a step, and what it counts.
 _ACTIVITIES = ("lookup", "forward", "backward", "push", "send", "messages", "wait-data", "wait-rows", "wait-commit")
@@ -90,6 +93,7 @@ class Members:
         self.all: list[SimulatedMember] = []
         self._latest: dict[type[Message], Message] = {}
         self._away: set[str] = set()
+        self._pulsed = time.monotonic()
         self._poller = zmq.Poller()
         self._of: dict[zmq.Socket[bytes], SimulatedMember] = {}
         for i in range(workers + servers):
@@ -148,18 +152,22 @@ class Members:
             committed: steps.
             settled: whether to wait until all run the newest generation.
 
+        They pulse each second meanwhile.
+
         Raises:
-            SystemExit: nothing arrives any more.
+            SystemExit: the coordinator does not go on.
         """
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             least = max(running, self.generation) if settled else running
             present = [m for m in self.all if m.name not in self._away]
             if all(m.running >= least and m.committed >= committed for m in present):
                 return
-            ready = self._poller.poll(PATIENCE_MILLISECONDS)
-            if not ready:
-                raise SystemExit("the coordinator says nothing any more")
-            for socket, _ in ready:
+            if time.monotonic() > deadline:
+                raise SystemExit("the coordinator does not go on")
+            if time.monotonic() - self._pulsed >= PULSE_SECONDS:
+                self.pulse()
+            for socket, _ in self._poller.poll(_POLL_MILLISECONDS):
                 member = self._of[socket]
                 while (message := member.control.receive()) is not None:
                     self._latest[type(message)] = message
@@ -174,6 +182,7 @@ class Members:
         """Let members pulse once."""
         for member in self.all if members is None else members:
             member.pulse()
+        self._pulsed = time.monotonic()
 
     def close(self) -> None:
         """Close all connections."""

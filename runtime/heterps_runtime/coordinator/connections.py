@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import zmq
 
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.processes.process import log
-from heterps_runtime.wire.codec import Encoded, decode, encode_for_all, read_stamp
+from heterps_runtime.wire.codec import decode, encode_for_all, read_stamp
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import FromCoordinator, FromMember, Join, Message, Probe, Pulse
@@ -27,10 +28,13 @@ from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_so
 __all__ = ["Audience", "MemberConnections"]
 
 _AT_ONCE = 256  # messages, about 10 ms of work
+# As numbers: combining pyzmq's flags takes as long as sending a frame.
+_NOW = int(zmq.NOBLOCK)
+_NOW_AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Audience(Protocol):
-    """Takes what members say. A member is a name and an incarnation."""
+    """Takes what members say; `sender` and `incarnation` are the address of a process."""
 
     def together(self) -> AbstractContextManager[None]:
         """Within this context, calls report what has happened at the same time."""
@@ -60,7 +64,7 @@ class MemberConnections:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, security)
         self._socket, address = listen_socket(self._context, host, security, port)
-        self._departures: Departures[tuple[str, str]] = Departures(self._socket)  # (name, incarnation)
+        self._departures: Departures[Address] = Departures(self._socket)
         self._peers = Peers()  # not of pulses, of which the next one says the same
         self._incarnations: dict[str, str] = {}  # of the members' processes, by name
         self._loop: asyncio.AbstractEventLoop | None = None  # while it takes messages
@@ -91,25 +95,23 @@ class MemberConnections:
 
     # --- to members ---------------------------------------------------------------------------------------------------
 
-    def send(self, members: Iterable[tuple[str, str]], message: FromCoordinator) -> None:
-        """Send a message to each of these processes (name, incarnation), without blocking."""
-        encoded = encode_for_all(message)
-        for name, incarnation in members:
-            self._send(member_identity(name, incarnation).encode(), encoded)
+    def send(self, processes: Sequence[Address], message: FromCoordinator) -> None:
+        """Send a message to processes, without blocking."""
+        self._send((member_identity(*process).encode() for process in processes), message)
 
     def probe(self) -> None:
         """Show to members whether messages to them were lost; call it at least once a second."""
-        encoded = encode_for_all(Probe())
-        for identity in self._peers.probes_due(time.monotonic()):
-            self._send(identity, encoded)
+        self._send(self._peers.probes_due(time.monotonic()), Probe())
 
-    def _send(self, identity: bytes, encoded: Encoded) -> None:
-        send = self._socket.send
-        send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-        send(encoded.first_frame(self._peers.stamp(identity, time.monotonic())), zmq.SNDMORE | zmq.NOBLOCK)
-        for frame in encoded.frames[:-1]:
-            send(frame, zmq.SNDMORE | zmq.NOBLOCK)
-        send(encoded.frames[-1], zmq.NOBLOCK)
+    def _send(self, identities: Iterable[bytes], message: FromCoordinator | Probe) -> None:
+        encoded, now, send = encode_for_all(message), time.monotonic(), self._socket.send
+        *others, last = encoded.frames
+        for identity in identities:
+            send(identity, _NOW_AND_MORE)
+            send(encoded.first_frame(self._peers.stamp(identity, now)), _NOW_AND_MORE)
+            for frame in others:
+                send(frame, _NOW_AND_MORE)
+            send(last, _NOW)
         self._look_again()
 
     # --- from members -------------------------------------------------------------------------------------------------
@@ -131,10 +133,10 @@ class MemberConnections:
         with self._audience.together():
             for _ in range(_AT_ONCE):
                 try:
-                    frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    frame = self._socket.recv(_NOW, copy=False)
                 except zmq.Again:
                     return
-                self._take(frame, self._socket.recv_multipart(zmq.NOBLOCK))
+                self._take(frame, self._socket.recv_multipart(_NOW))
         self._look_again()
 
     def _take(self, sender: zmq.Frame, frames: list[bytes]) -> None:

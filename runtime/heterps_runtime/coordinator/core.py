@@ -239,7 +239,7 @@ class CoordinatorCore:
         """
         if self.phase in FINAL_PHASES:
             if isinstance(message, Join):
-                self._effects.send(sender, incarnation, Shutdown(self.phase))
+                self._effects.send([(sender, incarnation)], Shutdown(self.phase))
             return
         if isinstance(message, Join):
             self._join(sender, incarnation, message)

@@ -10,7 +10,7 @@ import os
 import ssl
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from heterps_runtime.checkpoint import Barrier, FencedError
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.connections import MemberConnections
 from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.files import Found, JobFiles
 from heterps_runtime.coordinator.journal import Journal
@@ -212,13 +213,9 @@ class CoordinatorServer:
 
     # --- effects of the core ------------------------------------------------------------------------------------------
 
-    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
+    def send(self, processes: Sequence[Address], message: FromCoordinator) -> None:
         """See `Effects.send`."""
-        self._connections.send([(member, incarnation)], message)
-
-    def send_to_all(self, members: Iterable[tuple[str, str]], message: FromCoordinator) -> None:
-        """See `Effects.send_to_all`."""
-        self._connections.send(members, message)
+        self._connections.send(processes, message)
 
     def open_checkpoints(self) -> None:
         """See `Effects.open_checkpoints`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_runtime.coordinator import connections as coordinator
+from heterps_runtime.coordinator import server as coordinator
 from heterps_runtime.ps import server as ps
 from heterps_runtime.wire import link, sequence
 from heterps_runtime.wire.messages import MESSAGES

@@ -8,6 +8,7 @@ from typing import Any
 
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_pools"]
@@ -63,6 +64,11 @@ class Member:
             metrics_port=words.metrics_port,
             state_at=(words.lineage, words.version),
         )
+
+    @property
+    def process(self) -> Address:
+        """Its process, for messages."""
+        return self.name, self.incarnation
 
     @property
     def is_worker(self) -> bool:

@@ -71,7 +71,7 @@ class Membership:
         if member is None or member.incarnation == incarnation:
             return True
         if isinstance(message, Pulse) and message.joins:
-            self._effects.send(sender, incarnation, Shutdown("another process replaced it"))
+            self._effects.send([(sender, incarnation)], Shutdown("another process replaced it"))
         return False
 
     def pulse(self, sender: str, incarnation: str, pulse: Pulse) -> bool:
@@ -85,7 +85,7 @@ class Membership:
         self.notes[sender] = pulse.status
         if pulse.joins and self.roster is not None:
             if self.roster.expects(sender):
-                self._effects.send(sender, incarnation, Rejoin(pulse.joins))
+                self._effects.send([(sender, incarnation)], Rejoin(pulse.joins))
             else:
                 self.send_away(sender, incarnation)
         return False
@@ -96,7 +96,7 @@ class Membership:
 
     def send_away(self, sender: str, incarnation: str) -> None:
         """Tell a process that is not in the plan to end."""
-        self._effects.send(sender, incarnation, Shutdown(f"the plan has no member {sender}"))
+        self._effects.send([(sender, incarnation)], Shutdown(f"the plan has no member {sender}"))
 
     def admit(self, sender: str, incarnation: str, words: Join, committed: int) -> None:
         """Admit a process as a member, from the next generation on.
@@ -203,7 +203,7 @@ class Membership:
 
     def tell(self, member: Member, message: FromCoordinator) -> None:
         """Send a message to one member."""
-        self._effects.send(member.name, member.incarnation, message)
+        self._effects.send([member.process], message)
 
     def tell_formed(self, message: FromCoordinator) -> None:
         """Send a message to all members of the generation in force."""
@@ -218,4 +218,4 @@ class Membership:
         self._tell_all(self.roster.present.values() if self.roster is not None else (), message)
 
     def _tell_all(self, members: Iterable[Member], message: FromCoordinator) -> None:
-        self._effects.send_to_all(((m.name, m.incarnation) for m in members), message)
+        self._effects.send([member.process for member in members], message)
