@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import zmq
 
 from heterps_runtime.contract import Role, ps_name, worker_name
+from heterps_runtime.wire.codec import encode
 from heterps_runtime.wire.link import member_identity, pulse_identity
 from heterps_runtime.wire.messages import Commit, DataSize, Done, Generation, Go, Join, Message, Pulse, Ready
 from heterps_runtime.wire.security import LinkSecurity
+from heterps_runtime.wire.sequence import Stamp
 from heterps_runtime.wire.transport import Connection
 
 __all__ = ["Members", "SimulatedMember"]
@@ -27,8 +28,6 @@ _ACTIVITIES = ("lookup", "forward", "backward", "push", "send", "messages", "wai
 _FIGURES = {name: 0.0123456789 + i for i, name in enumerate((*_ACTIVITIES, "step", "compute", "wait"))}
 _TOTALS = dict.fromkeys(("samples", "work", "memory", "operations"), 123456.0) | {"round-trip": 0.0123456789}
 _PULSED = _TOTALS | {f"seconds:{name}": 1234.56789 for name in _ACTIVITIES}
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Members:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_MEMBER * (workers + servers) + 10)
         self.all: list[SimulatedMember] = []
-        self._latest: dict[type[Message], Message] = {}
+        self._first: dict[tuple[type[Message], bool], Message] = {}  # by type, and whether for a worker
         self._away: set[str] = set()
         self._pulsed = time.monotonic()
         self._poller = zmq.Poller()
@@ -124,11 +123,9 @@ class Members:
         """The workers, by index."""
         return [member for member in self.all if member.is_worker]
 
-    def latest(self, kind: type[M]) -> M:
-        """The last message of a kind that some member was sent."""
-        message = self._latest[kind]
-        assert isinstance(message, kind)
-        return message
+    def bytes_of(self, kind: type[Message]) -> int:
+        """Bytes of the first message of a type that a worker was sent."""
+        return sum(map(len, encode(self._first[kind, True], Stamp(1, 1))))
 
     @property
     def generation(self) -> int:
@@ -170,7 +167,7 @@ class Members:
             for socket, _ in self._poller.poll(_POLL_MILLISECONDS):
                 member = self._of[socket]
                 while (message := member.control.receive()) is not None:
-                    self._latest[type(message)] = message
+                    self._first.setdefault((type(message), member.is_worker), message)
                     member.hear(message)
 
     def report(self, members: Iterable[SimulatedMember]) -> None:

@@ -1,4 +1,4 @@
-"""What the control plane costs, by number of workers: the coordinator per report, commit and generation.
+"""What the control plane costs, by number of workers: the coordinator's reports, commits and generations, a worker's step.
 
     python -m benchmarks.control_plane [--workers 10 100 1000] [--steps 20] [--generations 6]
 
@@ -8,6 +8,9 @@ messages, but compute nothing. There are 64 servers for 1,000 workers. Times of 
 its own thread and of the whole process (with ZeroMQ's thread for input and output). A generation's time is that of the
 clock from a worker's loss or return until all members are ready and told to go; the members' own work, on the same
 cores, counts.
+
+A worker's figures are processor time of its thread, with its division of batches and its connections to servers that
+answer one after the other (`_worker_links`).
 """
 
 from __future__ import annotations
@@ -26,12 +29,11 @@ from pathlib import Path
 from benchmarks._clicks import click_job
 from benchmarks._processes import Processes, pool_document, stage_document
 from benchmarks._simulated import Members
+from benchmarks._worker_links import measure_worker
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import PATH_LOST, PATH_PLAN, PATH_STATUS
-from heterps_runtime.wire.codec import encode
-from heterps_runtime.wire.messages import Commit, Generation
-from heterps_runtime.wire.sequence import Stamp
+from heterps_runtime.wire.messages import Generation
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = "cpu"
@@ -108,7 +110,6 @@ class Measured:
     status: Spent
     resident: int  # bytes
     announcement: int  # bytes for one worker
-    commit: int  # bytes for one member
 
 
 def configuration(folder: Path, workers: int) -> dict[str, object]:
@@ -169,8 +170,7 @@ def _measure(job: Processes, coordinator: Coordinator, members: Members, steps: 
         pulses=sorted(pulses, key=lambda s: s.total)[1],
         status=sorted(status, key=lambda s: s.total)[1],
         resident=coordinator.resident_bytes,
-        announcement=sum(map(len, encode(members.latest(Generation), Stamp(1, 1)))),
-        commit=sum(map(len, encode(members.latest(Commit), Stamp(1, 1)))),
+        announcement=members.bytes_of(Generation),
     )
 
 
@@ -243,6 +243,20 @@ def main() -> None:
             *(milliseconds([s]) for s in (found.pulses, found.status, found.returning)),
             str(found.returned),
             f"{found.resident / 1e6:.0f}",
+        ]
+        print(f"| {' | '.join(cells)} |")
+    print()
+    print("Processor ms of a worker's thread per step, median (min - max)")
+    print("| workers, servers | first division | divisions | waiting | sending to servers | reading | sockets |")
+    print("|---|---|---|---|---|---|---|")
+    for found in rest:
+        costs = measure_worker(found.workers, found.servers, options.steps)
+        parts = (costs.divisions, costs.waiting, costs.sending, costs.reading)
+        cells = [
+            f"{found.workers:,}, {found.servers}",
+            f"{1e3 * costs.first_division:.2f}",
+            *(spread([1e3 * seconds for seconds in part], 2) for part in parts),
+            str(costs.sockets),
         ]
         print(f"| {' | '.join(cells)} |")
 
