@@ -1,4 +1,4 @@
-"""What the control plane costs, by number of workers: the coordinator's reports, commits and generations, a worker's step.
+"""What the control plane costs the coordinator and each worker, by number of workers.
 
     python -m benchmarks.control_plane [--workers 10 100 1000] [--steps 20] [--generations 6]
 
