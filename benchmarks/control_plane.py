@@ -32,7 +32,7 @@ from benchmarks._simulated import Members
 from benchmarks._worker_links import measure_worker
 
 from heterps_operator.api.manifest import load_manifest
-from heterps_runtime.contract import PATH_LOST, PATH_PLAN, PATH_STATUS
+from heterps_runtime.contract import PATH_LOST, PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS
 from heterps_runtime.wire.messages import Generation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +135,7 @@ def measure(workers: int, steps: int, generations: int) -> Measured:
         try:
             return _measure(job, coordinator, members, steps, generations)
         finally:
+            job.request("POST", PATH_SHUTDOWN)  # first, or each member that goes would end a generation
             members.close()
 
 
