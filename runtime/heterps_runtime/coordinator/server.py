@@ -188,28 +188,29 @@ class CoordinatorServer:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """See `Audience.together`."""
-        with self._failing("the members"), self.core.gathering.together():
-            yield
+        try:
+            with self.core.gathering.together():
+                yield
+        except Exception as error:
+            self._fail("the members", error)
 
     def hear(self, sender: str, incarnation: str, message: FromMember) -> None:
         """See `Audience.hear`."""
-        with self._failing(f"a message of {sender}"):
+        try:
             if isinstance(message, Join):
                 self._model = message.model or self._model
             self.core.handle(sender, incarnation, message)
+        except Exception as error:
+            self._fail(f"a message of {sender}", error)
 
     def lose(self, sender: str, incarnation: str, reason: str) -> None:
         """See `Audience.lose`."""
         self.core.messages_lost(sender, incarnation, reason)
 
-    @contextlib.contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        """Fail the job at an error: a coordinator that stops listening would leave all members waiting."""
-        try:
-            yield
-        except Exception as error:
-            log(traceback.format_exc())
-            self.core.fail("InternalError", f"{what}: {type(error).__name__}: {error}")
+    def _fail(self, what: str, error: Exception) -> None:
+        """Fail the job at an error of ours: a coordinator that stops listening would leave all members waiting."""
+        log("".join(traceback.format_exception(error)))
+        self.core.fail("InternalError", f"{what}: {type(error).__name__}: {error}")
 
     # --- effects of the core ------------------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Connection:
 
 
 class Connections(Listener):
-    """One ROUTER socket that connects to several `listen_socket`s, each when it is first sent something.
+    """One ROUTER socket that connects to several `listen_socket`s, at the latest when each is first sent something.
 
     A socket for each would make a wait, and each look at what has arrived, as long as their number.
 
@@ -237,11 +237,13 @@ class Connections(Listener):
 
     def send_to(self, index: int, message: Message) -> None:
         """Send to one of the listening sockets without blocking; the message waits until there is a connection."""
-        if index not in self._connected:
-            self._connect(index)
+        self.connect(index)
         self.send(_route(index), message)
 
-    def _connect(self, index: int) -> None:
+    def connect(self, index: int) -> None:
+        """Connect to one of the listening sockets, unless that has been done."""
+        if index in self._connected:
+            return
         address = self._addresses[index]
         self.socket.set(zmq.IPV6, address.startswith("tcp://["))
         self.socket.set(zmq.CONNECT_ROUTING_ID, _route(index))  # of the next connection

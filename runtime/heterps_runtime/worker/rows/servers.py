@@ -99,6 +99,8 @@ class ServerClient:
         self._connections = Connections(context, addresses, f"{name}/{generation}", security, generation)
         self.pollables = self._connections.pollables
         self.count = len(addresses)
+        for server in range(self.count):  # all are needed in each step
+            self._connections.connect(server)
         self._name = name
         self._generation = generation
         self._dtype = dtype
