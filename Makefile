@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-data benchmark-tables benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-data benchmark-tables benchmark-control-plane benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,10 +104,10 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
-ON_TABLES := store restore checkpoint feed
-# The first needs a card, the second ten minutes.
-BY_HAND := accelerator precision_quality
-ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) restore checkpoint feed,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
+ON_TABLES := store growth restore checkpoint feed
+# The first needs a card, the second ten minutes, the third has a target of its own.
+BY_HAND := accelerator precision_quality control_plane
+ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) $(filter-out store,$(ON_TABLES)),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
 	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
@@ -118,6 +118,9 @@ benchmark-data: data ## what streamed data costs: rows read, speed beside data i
 
 benchmark-tables: venv ## what rows cost: pulls, updates, memory, restoring them from a checkpoint, preparing batches
 	@for name in $(ON_TABLES); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
+
+benchmark-control-plane: venv ## what 10, 100 and 1,000 workers cost the coordinator, and each of them
+	@$(BIN)/python -m benchmarks.control_plane $(ARGUMENTS)
 
 benchmark-operator: data ## time from apply to first step, then what hundreds of jobs cost (ARGUMENTS=--jobs=20: fewer)
 	@$(BIN)/python -m tests.cluster build-benchmark

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_PLAN
+from heterps_runtime.wire.link import Credentials
+from heterps_runtime.wire.security import LinkSecurity
 
 __all__ = ["Processes", "pool_document", "stage_document"]
 
@@ -89,6 +91,11 @@ class Processes:
         for process in self.started:
             process.wait()
         self._log.close()
+
+    @property
+    def credentials(self) -> Credentials:
+        """Return what a member needs to connect to the coordinator."""
+        return Credentials(self._url, LinkSecurity(self._token, encrypted=False))
 
     def start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a process of the runtime."""

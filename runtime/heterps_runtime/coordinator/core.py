@@ -21,6 +21,7 @@ from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.coordinator.membership.gathering import Gathering
 from heterps_runtime.coordinator.membership.leaving import Leaving as LeavingWorkers
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.membership.members import Member, Roster, check_pools
@@ -75,6 +76,7 @@ class CoordinatorCore:
         self.clock = clock
         self.liveness = Liveness(clock, heartbeat_seconds)
         self.membership = Membership(effects, config.pools)
+        self.gathering = Gathering(self.membership, self._form_generation)
         self.steps = Steps(config)
         self.checkpoints = Checkpoints(effects, journal)
         self.evaluation = Evaluation(merge_evaluation)
@@ -237,7 +239,7 @@ class CoordinatorCore:
         """
         if self.phase in FINAL_PHASES:
             if isinstance(message, Join):
-                self._effects.send(sender, incarnation, Shutdown(self.phase))
+                self._effects.send([(sender, incarnation)], Shutdown(self.phase))
             return
         if isinstance(message, Join):
             self._join(sender, incarnation, message)
@@ -343,6 +345,9 @@ class CoordinatorCore:
         must_restore = self.membership.must_restore()
         if must_restore and (self.checkpoints.writing or not self.checkpoints.opened):
             return  # it is being decided which step all members return to
+        self.membership.begin_forming()
+        if self.gathering.defer():
+            return
         self.liveness.move()
         self.progress.stop_clock(self.clock())
         self.evaluation.begin()
@@ -377,12 +382,10 @@ class CoordinatorCore:
             self._commit_ready_steps()
 
     def _commit_ready_steps(self) -> None:
-        roster = self.membership.planned
-        workers = roster.all_workers()
         # Not after the last step, nor while a stop waits for its checkpoint.
         while self.membership.running and not self.progress.finished and not self._stop_requested:
             step = self.progress.committed
-            if not self.steps.complete(step, workers):
+            if not self.steps.complete(step, self.membership.num_workers):
                 return
             reports = self.steps.reported(step)
             fault = non_finite(step, reports, self.checkpoints.step if self.checkpoints.latest else None)
@@ -392,7 +395,7 @@ class CoordinatorCore:
             size = self.progress.batch_size(step)
             self.membership.tell_formed(Commit(self.membership.generation, step, size))
             loss = math.fsum(r.loss_sum for r in reports.values()) / size
-            self.steps.committed(step, roster)
+            self.steps.committed(step, self.membership.planned)
             self.progress.commit(loss, self.clock())
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
@@ -470,15 +473,12 @@ class CoordinatorCore:
     # --- evaluation and the end ---------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        self.evaluation.begin()
+        self.evaluation.begin(worker.name for worker in self.membership.planned.workers_of_stages()[-1])
         self.membership.tell_workers(Evaluate(self.membership.generation, self.evaluation.rows))
 
     def _collect_evaluation(self, member: Member, message: Evaluated) -> None:
         self.liveness.move()
-        self.evaluation.take(member.name, message)
-        roster = self.membership.planned
-        last = roster.workers(len(roster.stage_names) - 1)
-        if self.phase == JobPhase.EVALUATING and self.evaluation.finish(last):
+        if self.evaluation.take(member.name, message) and self.phase == JobPhase.EVALUATING:
             self._event("Evaluated", self.evaluation.describe())
             self._export()
 

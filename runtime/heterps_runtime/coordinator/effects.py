@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.wire.messages import Damaged, FromCoordinator
 
-__all__ = ["CheckpointRecord", "Effects"]
+__all__ = ["Address", "CheckpointRecord", "Effects"]
+
+Address = tuple[str, str]  # name and incarnation of a process
 
 
 class CheckpointRecord(Protocol):
@@ -47,8 +50,8 @@ class Effects(Protocol):
     def pass_over_checkpoint(self, damaged: Damaged) -> None:
         """Mark a checkpoint as damaged, and find the one before; reported as by `open_checkpoints`."""
 
-    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
-        """Queue a message for one process, not for its replacement; messages stay in order."""
+    def send(self, processes: Sequence[Address], message: FromCoordinator) -> None:
+        """Queue a message for processes, not for their replacements. It is encoded once; messages stay in order."""
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         """Make a checkpoint valid; reported by `manifest_written` or `checkpoint_failed`."""

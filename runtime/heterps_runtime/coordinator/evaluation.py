@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from heterps_runtime.coordinator.membership.members import Member
 from heterps_runtime.wire.messages import Evaluated
 
 __all__ = ["Evaluation", "Merge"]
@@ -23,6 +22,8 @@ class Evaluation:
     def __init__(self, merge: Merge) -> None:
         self._merge = merge
         self._reports: dict[str, Evaluated] = {}
+        self._last_stage: tuple[str, ...] = ()
+        self._missing: set[str] = set()  # of these, without a report
         self.rows = 0  # of the evaluation data; 0: there is none
         self.results: dict[str, Any] | None = None  # None until it is over
 
@@ -31,19 +32,23 @@ class Evaluation:
         """Reports by worker."""
         return self._reports
 
-    def begin(self) -> None:
-        """Start, or start again with other members."""
+    def begin(self, last_stage: Iterable[str] = ()) -> None:
+        """Start, or start again with other members.
+
+        Args:
+            last_stage: names of the workers whose reports make the results; none: only forget the earlier ones.
+        """
         self._reports.clear()
+        self._last_stage = tuple(last_stage)
+        self._missing = set(self._last_stage)
 
-    def take(self, worker: str, report: Evaluated) -> None:
-        """Take a worker's report."""
+    def take(self, worker: str, report: Evaluated) -> bool:
+        """Take a worker's report; returns whether the whole last stage has reported, which makes the results."""
         self._reports[worker] = report
-
-    def finish(self, last_stage: Collection[Member]) -> bool:
-        """Compute the results if the whole last stage has reported; returns whether it has."""
-        if any(m.name not in self._reports for m in last_stage):
+        self._missing.discard(worker)
+        if self._missing or not self._last_stage:
             return False
-        self.results = self._merge([self._reports[m.name] for m in last_stage])
+        self.results = self._merge([self._reports[name] for name in self._last_stage])
         return True
 
     def describe(self) -> str:

@@ -10,44 +10,30 @@ import os
 import ssl
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import zmq
-import zmq.asyncio
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from heterps_runtime import contract
 from heterps_runtime.checkpoint import Barrier, FencedError
 from heterps_runtime.config import RunConfig
+from heterps_runtime.coordinator.connections import MemberConnections
 from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.files import Found, JobFiles
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
-from heterps_runtime.errors import ProtocolError, TransientError, UserError
+from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.processes.process import log
-from heterps_runtime.wire.codec import decode, encode, read_stamp
-from heterps_runtime.wire.host_port import join_host_port, split_host_port
-from heterps_runtime.wire.link import member_identity, read_identity
-from heterps_runtime.wire.messages import (
-    Damaged,
-    Evaluated,
-    FromCoordinator,
-    FromMember,
-    Join,
-    Message,
-    Model,
-    Probe,
-    Pulse,
-)
+from heterps_runtime.wire.host_port import join_host_port
+from heterps_runtime.wire.messages import Damaged, Evaluated, FromCoordinator, FromMember, Join, Model
 from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.sequence import Peers
-from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
 
@@ -106,16 +92,8 @@ class CoordinatorServer:
             heartbeat_seconds=heartbeat_seconds,
         )
         self._metrics = JobMetrics(self.core, config, time.time)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = LinkSecurity(token, config.encrypted)
-        self._authority = TokenAuthority(self._context, self._security)
-        socket, address = listen_socket(self._context, host, self._security, ports.messages)
-        self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
-        self._plain = socket
-        self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
-        self._peers = Peers()  # not of pulses, of which the next one says the same
-        self._identities: dict[str, bytes] = {}  # of the members' processes, by name
-        _, self._control_port = split_host_port(address.removeprefix("tcp://"))
+        self._connections = MemberConnections(host, self._security, ports.messages, self)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -151,10 +129,8 @@ class CoordinatorServer:
             async with contextlib.AsyncExitStack() as listeners:
                 await self._serve(listeners)
         finally:
-            self._departures.close()
             self._executor.shutdown(wait=True)
-            self._plain.close(linger=1000)
-            self._context.term()
+            self._connections.close()
         if self._failure is not None:
             raise self._failure
 
@@ -176,14 +152,12 @@ class CoordinatorServer:
             temporary.replace(self._ready_file)
         log(f"coordinator of job {self._config.name} listens on {join_host_port(self._host, port)}")
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._departures.fileno(), self._lose_departed)
-        receiver = asyncio.create_task(self._receive())
+        self._connections.start(self._loop)
         ticker = asyncio.create_task(self._tick())
         await self._ended.wait()
-        for task in (receiver, ticker):
-            task.cancel()
-        await asyncio.gather(receiver, ticker, return_exceptions=True)
-        self._loop.remove_reader(self._departures.fileno())
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+        self._connections.stop()
 
     async def _listen(
         self, option: str, port: int, application: web.Application, context: ssl.SSLContext | None
@@ -200,63 +174,49 @@ class CoordinatorServer:
             ) from error
         return runner
 
-    async def _receive(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            self._lose_departed()
-            sender, incarnation, pulses_only = read_identity(frames[0].bytes.decode(errors="replace"))
-            if not pulses_only:
-                self._departures.heard(frames[0], (sender, incarnation))
-            try:
-                message = decode(frames[1:])
-                if not pulses_only and not self._peers.accept(frames[0].bytes, read_stamp(frames[1:])):
-                    continue
-                if isinstance(message, Probe):
-                    continue
-                if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
-                    raise ProtocolError(f"sent an unexpected {message.op!r} message")
-                if isinstance(message, Join):
-                    self._model = message.model or self._model
-                    self._forget_replaced(sender, frames[0].bytes)
-                self.core.handle(sender, incarnation, message)
-            except ProtocolError as error:
-                log(f"{sender}: {error}")
-                self.core.messages_lost(sender, incarnation, str(error))
-            except Exception as error:  # a coordinator that stops listening would leave all members waiting
-                log(traceback.format_exc())
-                self.core.fail("InternalError", f"a message of {sender}: {type(error).__name__}: {error}")
-
-    def _lose_departed(self) -> None:
-        for name, incarnation in self._departures.departed():
-            self.core.messages_lost(name, incarnation, "its connection ended")
-
-    def _forget_replaced(self, name: str, identity: bytes) -> None:
-        """Forget the numbers of the process before. Not at its end, which may be seen before its last words."""
-        previous = self._identities.get(name)
-        if previous is not None and previous != identity:
-            self._peers.forget(previous)
-        self._identities[name] = identity
-
     async def _tick(self) -> None:
         while not (self._leaves and self.core.phase in contract.FINAL_PHASES):
             await asyncio.sleep(TICK_SECONDS)
             self.core.liveness.note_work("coordinator", self._files.work.total)
             self.core.tick()
-            for identity in self._peers.probes_due(time.monotonic()):
-                self._send(identity, Probe())
+            self._connections.probe()
         await asyncio.sleep(_LAST_ANSWERS_SECONDS)
         self._ended.set()
 
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Audience.together`."""
+        try:
+            with self.core.gathering.together():
+                yield
+        except Exception as error:
+            self._fail("the members", error)
+
+    def hear(self, sender: str, incarnation: str, message: FromMember) -> None:
+        """See `Audience.hear`."""
+        try:
+            if isinstance(message, Join):
+                self._model = message.model or self._model
+            self.core.handle(sender, incarnation, message)
+        except Exception as error:
+            self._fail(f"a message of {sender}", error)
+
+    def lose(self, sender: str, incarnation: str, reason: str) -> None:
+        """See `Audience.lose`."""
+        self.core.messages_lost(sender, incarnation, reason)
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Fail the job at an error of ours: a coordinator that stops listening would leave all members waiting."""
+        log("".join(traceback.format_exception(error)))
+        self.core.fail("InternalError", f"{what}: {type(error).__name__}: {error}")
+
     # --- effects of the core ------------------------------------------------------------------------------------------
 
-    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
+    def send(self, processes: Sequence[Address], message: FromCoordinator) -> None:
         """See `Effects.send`."""
-        self._send(member_identity(member, incarnation).encode(), message)
-
-    def _send(self, identity: bytes, message: Message) -> None:
-        frames = encode(message, self._peers.stamp(identity, time.monotonic()))
-        # With the asyncio socket: sending on the plain one could swallow the event of an arrived message.
-        self._socket.send_multipart([identity, *frames], copy=False)
+        self._connections.send(processes, message)
 
     def open_checkpoints(self) -> None:
         """See `Effects.open_checkpoints`."""
@@ -393,7 +353,7 @@ class CoordinatorServer:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _endpoint(self, request: web.Request) -> web.Response:
-        return web.json_response({"port": self._control_port})
+        return web.json_response({"port": self._connections.port})
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(describe_job(self.core, self._config))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.membership.members import Member, Roster
@@ -34,7 +34,7 @@ class Steps:
         """
         self._reports.clear()
         kept, self._announced = [self.allocation, *self._announced][-1], []
-        counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
+        counts = [len(workers) for workers in roster.workers_of_stages()]
         if kept is None or [len(stage) for stage in kept.batches] != counts:
             kept = Allocation.even(self._config.global_batch_size, counts)
         self.allocation = Allocation(0, kept.batches)
@@ -69,8 +69,8 @@ class Steps:
 
     def _note_batches(self, roster: Roster) -> None:
         assert self.allocation is not None
-        for i, stage in enumerate(self.allocation.batches):
-            for member, size in zip(roster.workers(i), stage, strict=True):
+        for workers, stage in zip(roster.workers_of_stages(), self.allocation.batches, strict=True):
+            for member, size in zip(workers, stage, strict=True):
                 member.take_batch_size(size)
 
     # --- reports ------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ class Steps:
         """Reports of a step, by worker."""
         return self._reports.get(step, {})
 
-    def complete(self, step: int, workers: Collection[Member]) -> bool:
-        """Whether all workers have reported a step."""
-        return len(self.reported(step)) == len(workers)
+    def complete(self, step: int, workers: int) -> bool:
+        """Whether all workers, of which there are so many, have reported a step."""
+        return len(self.reported(step)) == workers
 
     def committed(self, step: int, roster: Roster) -> None:
         """Note the commit of a step; batch sizes announced for the next one take effect."""

@@ -9,6 +9,7 @@ gives at most sum(k_i) - K + 1 segments. Each segment has one worker per stage, 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,19 +98,13 @@ def micro_batches(allocation: Allocation, batch_size: int, per_worker: int) -> t
         pipeline have work from the start.
     """
     stages = [scale_batches(stage, batch_size) for stage in allocation.batches]
-    ends = []  # per stage, the end of each worker's interval
-    for stage in stages:
-        total, stage_ends = 0, []
-        for size in stage:
-            total += size
-            stage_ends.append(total)
-        ends.append(stage_ends)
+    ends = [list(itertools.accumulate(stage)) for stage in stages]  # of each worker's interval
     bounds = sorted({0, *(e for stage_ends in ends for e in stage_ends)})
     widest = max(len(stage) for stage in stages)
     limit = batch_size if len(stages) == 1 else max(1, -(-batch_size // (per_worker * widest)))
     pieces: list[tuple[int, int, int, tuple[int, ...]]] = []
     for start, stop in itertools.pairwise(bounds):
-        path = tuple(next(w for w, end in enumerate(stage_ends) if end > start) for stage_ends in ends)
+        path = tuple(bisect.bisect_right(stage_ends, start) for stage_ends in ends)
         offset = start
         for number, size in enumerate(even_split(stop - start, -(-(stop - start) // limit))):
             pieces.append((number, offset, offset + size, path))

@@ -32,7 +32,7 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import MESSAGES, Array, Message
 from heterps_runtime.wire.sequence import Stamp
 
-__all__ = ["MAX_FRAME_BYTES", "decode", "encode", "read_stamp"]
+__all__ = ["MAX_FRAME_BYTES", "Encoded", "decode", "encode", "encode_for_all", "read_stamp"]
 
 # Bounds what a peer can make a receiver hold before it has shown the token. Frames of a step are a few MB.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -86,8 +86,34 @@ class _Format:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message without its place on a link, so that any number of receivers share its header and arrays."""
+
+    frames: tuple[Any, ...]  # the header, then the bytes of the arrays
+
+    def first_frame(self, stamp: Stamp) -> bytes:
+        """The frame that precedes the others on one link: the checksum of all that follows, and the stamp."""
+        place = _STAMP.pack(*stamp)
+        return _checksum(place, self.frames) + place
+
+
+def encode_for_all(message: Message) -> Encoded:
+    """Encode a message for several links. Arrays are not copied, and must not change until ZeroMQ has sent them.
+
+    Raises:
+        ValueError: the header is longer than MAX_FRAME_BYTES.
+    """
+    frames: list[Any] = [b""]
+    header = {"op": message.op, **_RECORDS[message.op].write(message, frames)}
+    frames[0] = _to_text(header).encode()
+    if len(frames[0]) > MAX_FRAME_BYTES:
+        raise ValueError(f"the header of a {message.op} has {len(frames[0])} bytes, more than {MAX_FRAME_BYTES}")
+    return Encoded(tuple(frames))
+
+
 def encode(message: Message, stamp: Stamp) -> list[Any]:
-    """Frames of a message. Arrays are not copied, and must not change until ZeroMQ has sent them.
+    """Frames of a message for one link; see `encode_for_all`.
 
     Args:
         message: its content.
@@ -96,14 +122,8 @@ def encode(message: Message, stamp: Stamp) -> list[Any]:
     Raises:
         ValueError: the header is longer than MAX_FRAME_BYTES.
     """
-    frames: list[Any] = [b"", b""]
-    header = {"op": message.op, **_RECORDS[message.op].write(message, frames)}
-    frames[1] = _to_text(header).encode()
-    if len(frames[1]) > MAX_FRAME_BYTES:
-        raise ValueError(f"the header of a {message.op} has {len(frames[1])} bytes, more than {MAX_FRAME_BYTES}")
-    place = _STAMP.pack(*stamp)
-    frames[0] = _checksum(place, frames[1:]) + place
-    return frames
+    encoded = encode_for_all(message)
+    return [encoded.first_frame(stamp), *encoded.frames]
 
 
 def _checksum(place: bytes | memoryview, frames: Sequence[Any]) -> bytes:

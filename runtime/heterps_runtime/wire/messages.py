@@ -50,13 +50,11 @@ class DataSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A member of a generation, for the other members."""
+class Rendezvous:
+    """Where the workers of a stage that all-reduces meet."""
 
-    name: str
-    address: str  # tcp://host:port; an IPv6 address is in brackets, also below
-    store_address: str  # host:port of its rendezvous; empty unless its stage all-reduces
-    store_secret: str  # prefix of the keys in its rendezvous
+    address: str  # host:port of one of them; an IPv6 address is in brackets. Empty unless the stage all-reduces
+    secret: str  # prefix of the keys there
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,13 @@ class Join(Message):
     role: Role  # worker or ps
     index: int  # in its stage, or among the servers
     pool: str
-    address: str  # tcp://host:port, for other members
+    address: str  # tcp://host:port, for other members; an IPv6 address is in brackets, also below
     metrics_port: int
     lineage: int  # of its state; 0: it never took part
     version: int  # commits in its state; -1: it has no state
     joins: int = 0  # number of joins of this process, including this one; set by the link
     stage: int = -1  # of a worker
-    store_address: str = ""  # as in `Peer`
+    store_address: str = ""  # of its rendezvous, as in `Rendezvous`
     store_secret: str = ""
     model: Model | None = None  # of a worker
     data: DataSize | None = None  # of a worker that reads the data
@@ -183,7 +181,7 @@ class Evaluated(Message):
 
 @dataclass(frozen=True, slots=True)
 class Generation(Message):
-    """A new set of members, with all they need to set up."""
+    """A new set of members, with all that those of one stage, or the servers, need to set up."""
 
     op: ClassVar[str] = "generation"
     generation: int
@@ -192,8 +190,10 @@ class Generation(Message):
     total: int  # steps of the job
     num_rows: int  # of the training data
     plan: PlanDocument
-    stages: tuple[tuple[Peer, ...], ...]  # workers of every stage, by rank
-    servers: tuple[Peer, ...]  # by index
+    workers: tuple[int, ...]  # indices of the workers of the receivers' stage, by rank; empty for servers
+    rendezvous: Rendezvous | None  # of that stage; None for servers
+    next_stage: tuple[str, ...]  # addresses of the workers of the next stage, by rank; empty for the last, and servers
+    servers: tuple[str, ...]  # addresses, by index
     allocation: Allocation
     restore: Restore | None  # None: members keep their state
     earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with

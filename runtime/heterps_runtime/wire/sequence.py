@@ -62,9 +62,13 @@ class Numbering:
         self._last_sent = now
         return stamp
 
+    def probe_at(self, now: float) -> float:
+        """The earliest time at which a probe may be due; a message that is sent before then puts it off."""
+        return (self._last_sent if self._sent else now) + PROBE_SECONDS
+
     def probe_due(self, now: float) -> bool:
         """Whether a probe must be sent, because a message was the last one for a while and may be lost."""
-        return self._sent > 0 and now - self._last_sent >= PROBE_SECONDS
+        return now >= self.probe_at(now)
 
     def accept(self, stamp: Stamp) -> bool:
         """Whether to take a message that has arrived; False: it was taken before.
@@ -81,16 +85,21 @@ class Numbering:
 
 
 class Peers:
-    """The ends of a listening socket, one for each identity that it has heard."""
+    """The ends of a socket with many peers, one for each identity that it has heard or was told to expect."""
 
     def __init__(self) -> None:
         self._numberings: dict[bytes, Numbering] = {}
         self._oldest = 0
+        self._probe_at = 0.0  # no probe is due before
 
     def begin(self, session: int) -> None:
         """Forget all earlier sessions."""
         self._oldest = session
         self._numberings = {i: n for i, n in self._numberings.items() if n.session >= session}
+
+    def expect(self, identity: bytes, session: int) -> None:
+        """Begin a session with a peer."""
+        self._numberings[identity] = Numbering(session)
 
     def forget(self, identity: bytes) -> None:
         """Forget a peer whose connection has ended."""
@@ -122,5 +131,13 @@ class Peers:
         return _UNCHECKED if numbering is None else numbering.stamp(now)
 
     def probes_due(self, now: float) -> list[bytes]:
-        """Peers to which a probe must be sent."""
-        return [identity for identity, numbering in self._numberings.items() if numbering.probe_due(now)]
+        """Peers to which a probe must be sent, which the caller does.
+
+        Callers ask after each message, so the peers are looked at only when a probe may be due.
+        """
+        if now < self._probe_at:
+            return []
+        due = {identity for identity, numbering in self._numberings.items() if numbering.probe_due(now)}
+        others = (numbering.probe_at(now) for identity, numbering in self._numberings.items() if identity not in due)
+        self._probe_at = min(others, default=now + PROBE_SECONDS)
+        return sorted(due)

@@ -4,7 +4,7 @@ Listening sockets require the job's token, and encrypt if the job asks for it (s
 handshakes and compares in constant time.
 
 ZeroMQ repairs connections by itself, but what was under way when one broke can be lost in either direction. Both ends
-notice: `Connection.broke` at the end that connects, `Departures` at the end that listens. Heartbeats find connections
+notice: `broke` at the end that connects, `Departures` at the end that listens. Heartbeats find connections
 of which the other end is gone without a word. Messages that are lost while a connection lasts leave a gap in their
 numbers (`sequence`).
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import zmq
@@ -26,7 +27,7 @@ from heterps_runtime.wire.messages import Message, Probe
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Numbering, Peers
 
-__all__ = ["Connection", "Departures", "Listener", "TokenAuthority", "listen_socket"]
+__all__ = ["Connection", "Connections", "Departures", "Listener", "TokenAuthority", "listen_socket"]
 
 # A connection without a sign of life for this long is closed. It must outlast the transmission of a frame over a slow
 # network, and be shorter than the coordinator's patience with a silent member (liveness.py).
@@ -83,7 +84,7 @@ def listen_socket(
 
 
 class Listener:
-    """A `listen_socket`, and the numbers of the messages of its peers.
+    """A socket with many peers such as a `listen_socket`, and the numbers of their messages.
 
     Args:
         socket: to receive from and to send with.
@@ -122,10 +123,14 @@ class Listener:
 
 def _arrived(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
     """Return the frames of the next message, if one has arrived."""
-    try:
-        return socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
+    return socket.recv_multipart(flags=zmq.NOBLOCK, copy=False) if _readable(socket) else None
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message has arrived: a tenth of the price of a poll, or of an attempt that fails."""
+    events = socket.getsockopt(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & zmq.POLLIN)
 
 
 class Connection:
@@ -150,19 +155,14 @@ class Connection:
         security: LinkSecurity,
         session: int = 0,
     ) -> None:
-        self._address = address
         self._numbering = Numbering(session)
         self._socket = context.socket(zmq.DEALER)
         _configure(self._socket, security)
         self._socket.set(zmq.IPV6, address.startswith("tcp://["))
         self._socket.set(zmq.IDENTITY, identity.encode())
         security.guard_connection(self._socket)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSALS
-        )
-        self._established = False
-        self._refused = False
-        self.pollables = (self._socket, self._monitor)
+        self._watch = _Watch(self._socket)
+        self.pollables = (self._socket, self._watch.socket)
         self._socket.connect(address)
 
     def renew(self, session: int) -> None:
@@ -193,21 +193,127 @@ class Connection:
 
     def broke(self) -> bool:
         """Whether an established connection has ended since the last call. Messages that were under way may be lost."""
-        ended = False
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            ended = ended or (self._established and event == zmq.EVENT_DISCONNECTED)
-            if event & _REFUSALS and not self._refused:  # ZeroMQ tries again and again
-                self._refused = True
-                log(f"the handshake with {self._address} fails: it ends, is of another job, or does not encrypt alike")
-            self._established = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        return ended
+        return self._watch.ended()
 
     def close(self, linger: int = 0) -> None:
         """Close the connection; wait at most `linger` ms until messages are sent."""
-        self._socket.disable_monitor()
-        self._monitor.close()
+        self._watch.close()
         self._socket.close(linger)
+
+
+class Connections(Listener):
+    """One ROUTER socket that connects to several `listen_socket`s, at the latest when each is first sent something.
+
+    A socket for each would make a wait, and each look at what has arrived, as long as their number.
+
+    Args:
+        context: ZeroMQ context.
+        addresses: of the listening sockets, tcp://host:port; IPv6 addresses are in brackets.
+        identity: name of this end; unique at the listening sockets.
+        security: of the job's links.
+        session: with which the numbers of messages begin.
+
+    Attributes:
+        pollables: sockets to poll for messages and for the end of a connection.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        addresses: Sequence[str],
+        identity: str,
+        security: LinkSecurity,
+        session: int,
+    ) -> None:
+        super().__init__(context.socket(zmq.ROUTER))
+        _configure(self.socket, security)
+        self.socket.set(zmq.IDENTITY, identity.encode())
+        security.guard_connection(self.socket)
+        self._watch = _Watch(self.socket)
+        self.pollables = (self.socket, self._watch.socket)
+        self._addresses = tuple(addresses)
+        self._session = session
+        self._connected: set[int] = set()
+
+    def send_to(self, index: int, message: Message) -> None:
+        """Send to one of the listening sockets without blocking; the message waits until there is a connection."""
+        self.connect(index)
+        self.send(_route(index), message)
+
+    def connect(self, index: int) -> None:
+        """Connect to one of the listening sockets, unless that has been done."""
+        if index in self._connected:
+            return
+        address = self._addresses[index]
+        self.socket.set(zmq.IPV6, address.startswith("tcp://["))
+        self.socket.set(zmq.CONNECT_ROUTING_ID, _route(index))  # of the next connection
+        self.socket.connect(address)
+        self._peers.expect(_route(index), self._session)
+        self._connected.add(index)
+
+    def receive_from(self) -> tuple[int, Message] | None:
+        """The next message, if one has arrived, and the index of its sender.
+
+        Raises:
+            ProtocolError: the frames are not a message of this protocol, or messages before it are lost.
+        """
+        received = self.receive()
+        return None if received is None else (int(received[0]), received[1])
+
+    def broke(self) -> bool:
+        """Whether an established connection has ended since the last call. Messages that were under way may be lost."""
+        return self._watch.ended()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._watch.close()
+        self.socket.close(linger=0)
+
+
+def _route(index: int) -> bytes:
+    """The name of a connection at this end."""
+    return str(index).encode()
+
+
+class _Watch:
+    """Notices the end of the connections that a socket makes.
+
+    Args:
+        connecting: the socket.
+
+    Attributes:
+        socket: to poll for the end of a connection.
+    """
+
+    def __init__(self, connecting: zmq.Socket[bytes]) -> None:
+        self._connecting = connecting
+        self.socket = connecting.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSALS)
+        self._established: set[bytes] = set()  # addresses
+        self._refused: set[bytes] = set()
+
+    def ended(self) -> bool:
+        """Whether an established connection has ended since the last call."""
+        ended = False
+        while _readable(self.socket):
+            message = recv_monitor_message(self.socket)
+            event, address = message["event"], message["endpoint"]
+            ended = ended or (event == zmq.EVENT_DISCONNECTED and address in self._established)
+            if event & _REFUSALS and address not in self._refused:  # ZeroMQ tries again and again
+                self._refused.add(address)
+                log(
+                    f"the handshake with {address.decode()} fails: it ends, is of another job, "
+                    "or does not encrypt alike"
+                )
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._established.add(address)
+            else:
+                self._established.discard(address)
+        return ended
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._connecting.disable_monitor()
+        self.socket.close()
 
 
 Peer = TypeVar("Peer")
@@ -240,7 +346,7 @@ class Departures(Generic[Peer]):
     def departed(self) -> list[Peer]:
         """Peers whose connection has ended since the last call."""
         peers = []
-        while self._monitor.poll(0):
+        while _readable(self._monitor):
             descriptor = int(recv_monitor_message(self._monitor)["value"])
             peer = self._peers.pop(descriptor, None)
             if peer is not None:

@@ -53,6 +53,7 @@ class GenerationSetup:
         process: line to the coordinator, inbox and clock.
         context, security: for connections to other members.
         stage: index of the worker's stage.
+        index: of the worker in the plan's stage.
         upstream: socket for the previous stage.
         collectives: of the stage; None if servers hold the dense parameters.
         workload: the model and the device.
@@ -66,6 +67,7 @@ class GenerationSetup:
         security: LinkSecurity,
         *,
         stage: int,
+        index: int,
         upstream: Upstream,
         collectives: Collectives | None,
         workload: Workload,
@@ -77,7 +79,7 @@ class GenerationSetup:
         self._process = process
         self._context = context
         self._security = security
-        self._index = stage
+        self._index, self._worker = stage, index
         self._upstream = upstream
         self._workload = workload
         self._stage: Stage | None = None
@@ -117,7 +119,7 @@ class GenerationSetup:
                 if entry.role in roles:
                     verify_file(self.storage, restore.folder, entry, manifest.origin)
         self._upstream.begin(announced.generation)
-        rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
+        rank = announced.workers.index(self._worker)
         self._process.link.status = f"setting up generation {announced.generation}"
         replication = self.parameters.agree(announced, rank, stage.module, manifest, self._wait_for)
         servers = self._connect_servers(announced, rank, stage)
@@ -183,23 +185,22 @@ class GenerationSetup:
             stage.module.load_buffers({n: torch.from_numpy(v) for n, v in buffers.items()})
 
     def _connect_downstream(self, announced: Generation) -> Downstream | None:
-        if self._index + 1 == len(announced.stages):
+        if not announced.next_stage:
             return None
-        addresses = [m.address for m in announced.stages[self._index + 1]]
-        return Downstream(self._context, self._security, self._process.link.name, announced.generation, addresses)
+        name, addresses = self._process.link.name, announced.next_stage
+        return Downstream(self._context, self._security, name, announced.generation, addresses)
 
     def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
         """Connect to the servers. The first worker of a stage sends them tables and initial values."""
-        addresses = [s.address for s in announced.servers]
         servers = ServerClient(
             self._context,
             self._security,
             self._process.link.name,
             announced.generation,
-            addresses,
+            announced.servers,
             np.dtype(self._config.dtype_name),
             self._config.wire_precision,
-            dense_assignment(self._workload.model.dense_sizes(), len(addresses)),
+            dense_assignment(self._workload.model.dense_sizes(), len(announced.servers)),
         )
         if rank == 0:
             dense, statistics = {}, {}

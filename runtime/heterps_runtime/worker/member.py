@@ -103,6 +103,7 @@ class WorkerMember(Member):
             context,
             credentials.security,
             stage=place.stage,
+            index=place.index,
             upstream=self._upstream,
             collectives=self._collectives,
             workload=workload,

@@ -72,7 +72,7 @@ def _finish(answer: Any) -> web.Response:
 def _coordinator() -> CoordinatorServer:
     world = World([("cpu", 1, 2), ("cpu", 2, 1)])
     server = CoordinatorServer.__new__(CoordinatorServer)
-    server.core, server._control_port = world.core, 1
+    server.core, server._connections = world.core, SimpleNamespace(port=1)  # type: ignore[assignment]
     server._security = LinkSecurity("token", encrypted=False)
     server._metrics = JobMetrics(world.core, world.config, lambda: 1000.0)
     return server

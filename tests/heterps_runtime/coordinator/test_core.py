@@ -96,7 +96,7 @@ def test_a_lost_worker_costs_the_uncommitted_step_and_survivors_go_on() -> None:
     world.core.member_lost("worker-0-1", "exit code -9")
     announced = world.last(Generation)
     assert (announced.committed, announced.restore) == (3, None)
-    assert [m.name for m in announced.stages[0]] == ["worker-0-0"]
+    assert world.told(Generation)[-2:] == ["worker-0-0", "ps-0"]
     assert announced.allocation.batches == ((BATCH,),)
     world.ready()
     world.step()

@@ -6,7 +6,7 @@ import pytest
 
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.coordinator.evaluation import Evaluation
-from heterps_runtime.wire.messages import Checkpoint, Evaluate, Generation, Shutdown
+from heterps_runtime.wire.messages import Checkpoint, Evaluate, Evaluated, Generation, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, TOTAL, Record, World
 from tests.heterps_runtime.helpers.jobs import plan_document
 
@@ -222,7 +222,8 @@ def test_after_the_last_step_the_model_is_saved_evaluated_and_exported() -> None
 
 def test_an_evaluation_may_have_undefined_figures() -> None:
     evaluation = Evaluation(lambda messages: {"samples": 4, "loss": 0.5, "auc": None})
-    assert evaluation.finish([])
+    evaluation.begin(["worker-0-0"])
+    assert evaluation.take("worker-0-0", Evaluated(1, {}))
     assert evaluation.describe() == "samples 4, loss 0.5"
 
 

@@ -11,6 +11,7 @@ from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PlanDocument, Role
 from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.wire.messages import (
     Checkpoint,
@@ -68,6 +69,7 @@ class World:
         )  # fmt: skip
         self.now = 1000.0
         self.sent: list[tuple[str, FromCoordinator]] = []
+        self.encoded: list[type[Message]] = []  # types of the same messages, each once for all its receivers
         self.addressed: list[tuple[str, str, type[Message]]] = []  # (name, incarnation, type) of the same messages
         self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
         self.discarded: list[str] = []
@@ -94,9 +96,11 @@ class World:
     def pass_over_checkpoint(self, damaged: Damaged) -> None:
         self.damaged.append(damaged)
 
-    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
-        self.sent.append((member, message))
-        self.addressed.append((member, incarnation, type(message)))
+    def send(self, processes: Sequence[Address], message: FromCoordinator) -> None:
+        self.encoded.append(type(message))
+        for member, incarnation in processes:
+            self.sent.append((member, message))
+            self.addressed.append((member, incarnation, type(message)))
         if isinstance(message, Commit) and message.step not in self.commits[-1:]:
             self.commits.append(message.step)
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from heterps_runtime.coordinator import server as coordinator
+from heterps_runtime.coordinator import connections as coordinator
 from heterps_runtime.ps import server as ps
 from heterps_runtime.wire import transport
 from heterps_runtime.worker import member

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.wire.messages import Commit, Forward, FromCoordinator
@@ -53,9 +54,9 @@ def test_a_commit_that_arrives_twice_is_no_commit_of_the_next_step(
 ) -> None:
     send = CoordinatorServer.send
 
-    def send_twice(server: CoordinatorServer, member: str, incarnation: str, message: FromCoordinator) -> None:
+    def send_twice(server: CoordinatorServer, processes: Sequence[Address], message: FromCoordinator) -> None:
         for _ in range(2 if isinstance(message, Commit) and message.step == 7 and message.generation == 1 else 1):
-            send(server, member, incarnation, message)
+            send(server, processes, message)
 
     monkeypatch.setattr(CoordinatorServer, "send", send_twice)
     status = run_job(counting_configuration(folder / "repeated", "hybrid", steps=20), [("cpu", 2, 2)], 2)

@@ -7,11 +7,13 @@ with what it holds, and each sample is applied once (`tests/counting.py`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from heterps_runtime.contract import PATH_LOST
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.wire.messages import Commit, FromCoordinator
 from tests.counting import assert_every_sample_counted
@@ -32,11 +34,11 @@ def withhold(monkeypatch: pytest.MonkeyPatch, member: str, step: int) -> threadi
     """Do not send the commit of a step to a member; returns an event that is set when that has happened."""
     send, withheld = CoordinatorServer.send, threading.Event()
 
-    def send_others(server: CoordinatorServer, name: str, incarnation: str, message: FromCoordinator) -> None:
-        if isinstance(message, Commit) and (name, message.step) == (member, step) and not withheld.is_set():
+    def send_others(server: CoordinatorServer, processes: Sequence[Address], message: FromCoordinator) -> None:
+        if isinstance(message, Commit) and message.step == step and not withheld.is_set():
+            processes = [process for process in processes if process[0] != member]
             withheld.set()
-        else:
-            send(server, name, incarnation, message)
+        send(server, processes, message)
 
     monkeypatch.setattr(CoordinatorServer, "send", send_others)
     return withheld

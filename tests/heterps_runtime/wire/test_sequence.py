@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.sequence import PROBE_SECONDS, Numbering, Peers, Stamp
@@ -86,3 +88,43 @@ def test_a_listener_forgets_peers_that_are_gone() -> None:
     assert peers.accept(b"b/1", Stamp(1, 7)), "of a session that is over"
     with pytest.raises(ProtocolError):
         peers.accept(b"b/2", Stamp(2, 1))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["stamp", "hear", "forget", "wait"]), st.integers(0, 4), st.floats(0, 0.7))))
+@settings(deadline=None)
+def test_probes_are_due_as_if_all_peers_were_looked_at_each_time(steps: list[tuple[str, int, float]]) -> None:
+    peers, now = Peers(), 0.0
+    sent: dict[bytes, float] = {}  # time of the last message to each peer
+    for action, number, seconds in steps:
+        peer, now = b"%d" % number, now + seconds
+        if action == "hear":
+            peers.accept(peer, Stamp(1, 0))
+        elif action == "forget":
+            peers.forget(peer)
+            sent.pop(peer, None)
+        elif action == "stamp" and peers.stamp(peer, now).session:
+            sent[peer] = now
+        due = peers.probes_due(now)
+        assert due == sorted(peer for peer, time in sent.items() if now - time >= PROBE_SECONDS)
+        for peer in due:
+            peers.stamp(peer, now)
+            sent[peer] = now
+
+
+def test_peers_are_not_looked_at_until_a_probe_may_be_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each end asks after each message."""
+    peers, looks, probe_due = Peers(), [0], Numbering.probe_due
+
+    def counting(numbering: Numbering, now: float) -> bool:
+        looks[0] += 1
+        return probe_due(numbering, now)
+
+    monkeypatch.setattr(Numbering, "probe_due", counting)
+    names = [b"%d" % number for number in range(100)]
+    for name in names:
+        peers.accept(name, Stamp(1, 0))
+    for number in range(1000):
+        for name in names[:5]:
+            peers.stamp(name, 0.01 * number)
+        peers.probes_due(0.01 * number)
+    assert looks[0] <= 12 * len(names), "about once a second in ten seconds"

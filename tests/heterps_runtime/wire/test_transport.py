@@ -27,7 +27,7 @@ from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Forward, Go, Message, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Stamp
-from heterps_runtime.wire.transport import Connection, Departures, Listener, TokenAuthority, listen_socket
+from heterps_runtime.wire.transport import Connection, Connections, Departures, Listener, TokenAuthority, listen_socket
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
@@ -276,7 +276,7 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     assert downstream.pollables[0].poll(10_000)
     with pytest.raises(ProtocolError, match="the next stage sent an unexpected 'go' message"):
         downstream.poll()
-    downstream.pollables[0].send_multipart(encode(Go(1), Stamp(1, 2)), copy=False)
+    downstream.pollables[0].send_multipart([b"0", *encode(Go(1), Stamp(1, 2))], copy=False)
     assert listener.poll(10_000)
     with pytest.raises(ProtocolError, match="the previous stage sent an unexpected 'go' message"):
         upstream.poll(1)
@@ -364,3 +364,72 @@ def test_tokens_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytes
     stranger.close()
     listener.close(linger=0)
     context.term()
+
+
+def test_one_socket_serves_all_servers_and_connects_to_those_that_are_sent_something(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    TokenAuthority(context, SECURITY)
+    opened = [listen_socket(context, "127.0.0.1", SECURITY) for _ in range(4)]
+    accepted = [listening.get_monitor_socket(zmq.EVENT_ACCEPTED) for listening, _ in opened]
+    servers = [Listener(listening) for listening, _ in opened]
+    connections = Connections(context, [address for _, address in opened], "worker-0-0/1", SECURITY, 1)
+    assert len(connections.pollables) == 2
+    for index in (3, 1, 3):
+        connections.send_to(index, Go(index))
+    answers: list[tuple[int, Message]] = []
+    for index, messages in ((3, 2), (1, 1)):
+        for _ in range(messages):
+            assert opened[index][0].poll(10_000)
+            assert servers[index].receive() == (b"worker-0-0/1", Go(index))
+            servers[index].send(b"worker-0-0/1", Go(10 + index))
+    while len(answers) < 3:
+        assert connections.pollables[0].poll(10_000)
+        while (received := connections.receive_from()) is not None:
+            answers.append(received)
+    assert sorted(answers, key=lambda a: a[0]) == [(1, Go(11)), (3, Go(13)), (3, Go(13))]
+    assert [bool(monitor.poll(0)) for monitor in accepted] == [False, True, False, True]
+    assert not connections.broke()
+    opened[1][0].disable_monitor()
+    opened[1][0].close(linger=0)
+    assert connections.pollables[1].poll(10_000)
+    assert connections.broke()
+    assert not connections.broke(), "it is told once"
+    connections.close()
+    for (listening, _), monitor in zip(opened, accepted, strict=True):
+        if not listening.closed:
+            listening.disable_monitor()
+            listening.close(linger=0)
+        monitor.close()
+
+
+def test_a_message_that_one_of_several_servers_has_sent_and_that_is_lost_is_noticed(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    TokenAuthority(context, SECURITY)
+    opened = [listen_socket(context, "127.0.0.1", SECURITY) for _ in range(2)]
+    connections = Connections(context, [address for _, address in opened], "worker-0-0/1", SECURITY, 1)
+    for index, (listening, _) in enumerate(opened):
+        connections.send_to(index, Go(index))
+        assert listening.poll(10_000)
+        # The second server has sent a message before this one.
+        listening.send_multipart([b"worker-0-0/1", *encode(Go(7), Stamp(1, index))])
+        assert connections.pollables[0].poll(10_000)
+        if not index:
+            assert connections.receive_from() == (0, Go(7))
+    with pytest.raises(ProtocolError, match=r"1 message\(s\) before number 1 of session 1 are lost"):
+        connections.receive_from()
+    connections.close()
+    for listening, _ in opened:
+        listening.close(linger=0)
+
+
+def test_a_stage_may_have_more_workers_than_a_context_has_sockets(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    workers = 2 * context.get(zmq.MAX_SOCKETS)
+    downstream = Downstream(context, SECURITY, "worker-0-0", 1, [*["tcp://127.0.0.1:1"] * workers, address])
+    downstream.send(workers, Forward(1, 0, True, 0, 0, {}, (), ()))
+    assert listener.poll(10_000)
+    downstream.close()
+    listener.close(linger=0)

@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from heterps_runtime.errors import PeerLostError
-from heterps_runtime.wire.messages import Peer
+from heterps_runtime.wire.messages import Rendezvous
 from heterps_runtime.worker.exchange.collectives import Collectives, Group
 from heterps_runtime.worker.exchange.rings import has_own_card
 
@@ -27,7 +27,7 @@ def test_the_rendezvous_listens_on_its_address_only() -> None:
 
 
 def begin(member: Collectives, generation: int, rank: int, size: int, store: Collectives, secret: str) -> Group:
-    first = Peer("worker-0-0", "", store.store_address, secret)
+    first = Rendezvous(store.store_address, secret)
     return member.begin(generation, 0, rank, size, first, CPU, 0)
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from heterps_runtime.partition.allocation import Allocation
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from heterps_runtime.partition import allocation
+from heterps_runtime.partition.allocation import Allocation, MicroBatch, micro_batches
 from heterps_runtime.partition.batches import Batches
+from heterps_runtime.worker.steps import schedule as steps_schedule
 from heterps_runtime.worker.steps.schedule import Schedule
 
 FIRST = Allocation(0, ((6, 2),))
@@ -37,3 +45,40 @@ def test_evaluation_divides_its_own_data_as_the_last_step_was() -> None:
     assert evaluation.batches.per_epoch == 2
     assert [intervals(evaluation, step) for step in (0, 1)] == [[(4, 8)], [(1, 2)]]
     assert (training.training, evaluation.training) == (True, False)
+
+
+def test_a_division_is_computed_once_for_all_steps_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    divisions: list[int] = []
+
+    def counting(allocation: Allocation, batch_size: int, per_worker: int) -> tuple[MicroBatch, ...]:
+        divisions.append(batch_size)
+        return micro_batches(allocation, batch_size, per_worker)
+
+    monkeypatch.setattr(steps_schedule, "_divide", lru_cache(counting))
+    steps_schedule._share.cache_clear()
+    one = Schedule(Batches(2 * 333 + 21, 333), (Allocation.even(333, [111, 37]),), stage=1, rank=5, per_worker=2)
+    for step in range(30):
+        assert one.mine(step) is one.mine(step), "found among those of all workers once"
+        assert set(one.mine(step)) <= set(one.all(step))
+    assert divisions == [333, 21]
+
+
+def test_a_path_is_found_without_going_through_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the segments would otherwise look at each worker."""
+    looks = [0]
+
+    class Counting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            looks[0] += 1
+            return super().__getitem__(index)
+
+        def __iter__(self) -> Iterator[int]:
+            for value in super().__iter__():
+                looks[0] += 1
+                yield value
+
+    monkeypatch.setattr(allocation, "list", Counting, raising=False)
+    workers = 256
+    pieces = micro_batches(Allocation.even(10 * workers, [workers, workers]), 10 * workers, 1)
+    assert [piece.path for piece in pieces] == [(w, w) for w in range(workers)]
+    assert 0 < looks[0] <= 2 * workers * 12, "twice the ends, and a bisection of each for each segment"

@@ -8,6 +8,7 @@ from typing import Any
 
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
+from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_pools"]
@@ -65,6 +66,11 @@ class Member:
         )
 
     @property
+    def process(self) -> Address:
+        """Its process, for messages."""
+        return self.name, self.incarnation
+
+    @property
     def is_worker(self) -> bool:
         """Whether it is a worker, not a parameter server."""
         return self.role == Role.WORKER
@@ -108,7 +114,13 @@ class Member:
 
 
 class Roster:
-    """The expected and the present members of a plan."""
+    """The expected and the present members of a plan.
+
+    Attributes:
+        present: members by name; all are expected.
+        expected: names of all processes of the plan.
+        stage_names, server_names: the same of workers, by stage and index, and of servers.
+    """
 
     def __init__(self, plan: PlanDocument) -> None:
         self.present: dict[str, Member] = {}
@@ -120,6 +132,12 @@ class Roster:
             tuple(worker_name(i, w) for w in range(stage.pods)) for i, stage in enumerate(plan.stages)
         )
         self.server_names = tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
+        self.expected = (*(name for stage in self.stage_names for name in stage), *self.server_names)
+        self._names = frozenset(self.expected)
+
+    def expects(self, name: str) -> bool:
+        """Whether the plan has a process of this name."""
+        return name in self._names
 
     def rescale(self, plan: PlanDocument) -> list[Member]:
         """Change to a plan that differs only in the number of workers.
@@ -141,12 +159,7 @@ class Roster:
                 "servers stop it and start it with the new plan"
             )
         self._take(plan)
-        return [self.present.pop(name) for name in list(self.present) if name not in self.expected]
-
-    @property
-    def expected(self) -> tuple[str, ...]:
-        """Names of all processes of the plan."""
-        return (*(name for stage in self.stage_names for name in stage), *self.server_names)
+        return [self.present.pop(name) for name in list(self.present) if not self.expects(name)]
 
     def workers(self, stage: int) -> list[Member]:
         """Present workers of a stage, by index."""
@@ -156,9 +169,13 @@ class Roster:
         """Workers of a stage that have its parameters of the last commit; new ones do not."""
         return [m for m in self.workers(stage) if m.holds_state]
 
+    def workers_of_stages(self) -> list[list[Member]]:
+        """Present workers of each stage, by index."""
+        return [self.workers(stage) for stage in range(len(self.stage_names))]
+
     def all_workers(self) -> list[Member]:
         """Present workers, by stage and index."""
-        return [m for stage in range(len(self.stage_names)) for m in self.workers(stage)]
+        return [worker for workers in self.workers_of_stages() for worker in workers]
 
     def servers(self) -> list[Member]:
         """Present parameter servers, by index."""
@@ -177,12 +194,12 @@ class Roster:
 
     def complete(self) -> bool:
         """Whether all processes of the plan are present."""
-        return all(name in self.present for name in self.expected)
+        return len(self.present) == len(self.expected)
 
     def viable(self) -> bool:
         """Whether training is possible: all parameter servers, and a worker for each stage."""
-        return len(self.servers()) == len(self.server_names) and all(
-            self.workers(stage) for stage in range(len(self.stage_names))
+        return all(name in self.present for name in self.server_names) and all(
+            any(name in self.present for name in stage) for stage in self.stage_names
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument
@@ -10,7 +12,17 @@ from heterps_runtime.coordinator.effects import Effects
 from heterps_runtime.coordinator.membership.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
 from heterps_runtime.partition.allocation import Allocation
-from heterps_runtime.wire.messages import FromCoordinator, Generation, Go, Join, Peer, Pulse, Rejoin, Restore, Shutdown
+from heterps_runtime.wire.messages import (
+    FromCoordinator,
+    Generation,
+    Go,
+    Join,
+    Pulse,
+    Rejoin,
+    Rendezvous,
+    Restore,
+    Shutdown,
+)
 
 __all__ = ["Membership"]
 
@@ -28,11 +40,14 @@ class Membership:
         self._pools = pools
         self.roster: Roster | None = None  # None until there is a plan
         self.generation = 0
+        self.num_workers = 0  # of the generation in force
         self.lineage = 0  # number of times that all members restored a checkpoint, or started from scratch
         self.running = False  # whether the generation in force was told to go
         self.forming = False  # whether the generation in force is setting up
         self.notes: dict[str, str] = {}  # status of processes that are not members
         self._formed: tuple[Member, ...] = ()  # members of the generation in force
+        self._setting_up: set[str] = set()  # names of those that are not ready
+        self._announced = True  # whether the members of the generation know of it
 
     @property
     def planned(self) -> Roster:
@@ -56,7 +71,7 @@ class Membership:
         if member is None or member.incarnation == incarnation:
             return True
         if isinstance(message, Pulse) and message.joins:
-            self._effects.send(sender, incarnation, Shutdown("another process replaced it"))
+            self._effects.send([(sender, incarnation)], Shutdown("another process replaced it"))
         return False
 
     def pulse(self, sender: str, incarnation: str, pulse: Pulse) -> bool:
@@ -69,19 +84,19 @@ class Membership:
         # It has not joined yet, or was considered lost and is back.
         self.notes[sender] = pulse.status
         if pulse.joins and self.roster is not None:
-            if sender in self.roster.expected:
-                self._effects.send(sender, incarnation, Rejoin(pulse.joins))
+            if self.roster.expects(sender):
+                self._effects.send([(sender, incarnation)], Rejoin(pulse.joins))
             else:
                 self.send_away(sender, incarnation)
         return False
 
     def expects(self, sender: str) -> bool:
         """Whether the plan has a member of this name."""
-        return self.roster is not None and sender in self.roster.expected
+        return self.roster is not None and self.roster.expects(sender)
 
     def send_away(self, sender: str, incarnation: str) -> None:
         """Tell a process that is not in the plan to end."""
-        self._effects.send(sender, incarnation, Shutdown(f"the plan has no member {sender}"))
+        self._effects.send([(sender, incarnation)], Shutdown(f"the plan has no member {sender}"))
 
     def admit(self, sender: str, incarnation: str, words: Join, committed: int) -> None:
         """Admit a process as a member, from the next generation on.
@@ -117,8 +132,16 @@ class Membership:
         """Whether state of the last commit is missing, so that all members must restore a checkpoint."""
         return not self.lineage or not self.planned.holds_state(self._pools)
 
+    def begin_forming(self) -> None:
+        """End the generation in force, whose reports no longer count; `announce` says who forms the next one."""
+        self.generation += self._announced
+        self._announced = False
+        self.running, self.forming = False, True
+
     def announce(self, progress: Progress, allocation: Allocation, restore: Restore | None) -> int:
-        """Announce the present members as a new generation; returns their number.
+        """Announce the present members as the generation that forms; returns their number.
+
+        A message is as long as the longest stage, and encoded once per stage.
 
         Args:
             progress: of the job.
@@ -127,35 +150,47 @@ class Membership:
         """
         assert progress.total_steps is not None, "a worker of the first stage has reported the number of rows"
         assert progress.num_rows is not None
-        roster = self.planned
-        self.generation += 1
-        self.running, self.forming = False, True
+        roster, stages = self.planned, self.planned.workers_of_stages()
+        self._announced = True
         self.lineage += restore is not None
-        self._formed = (*roster.all_workers(), *roster.servers())
-        announcement = Generation(
+        self._formed = (*itertools.chain(*stages), *roster.servers())
+        self.num_workers = len(self._formed) - len(roster.server_names)
+        self._setting_up = {member.name for member in self._formed}
+        for member in self._formed:
+            member.state = MemberState.JOINED
+            member.holds_state = member.holds_state and restore is None  # otherwise not until it is ready
+        for_servers = Generation(
             generation=self.generation,
             lineage=self.lineage,
             committed=progress.committed,
             total=progress.total_steps,
             num_rows=progress.num_rows,
             plan=roster.plan,
-            stages=tuple(tuple(map(_peer, roster.workers(i))) for i in range(len(roster.stage_names))),
-            servers=tuple(map(_peer, roster.servers())),
+            workers=(),
+            rendezvous=None,
+            next_stage=(),
+            servers=tuple(server.address for server in roster.servers()),
             allocation=allocation,
             restore=restore,
             earlier_steps=progress.earlier_steps,
         )
-        for member in self._formed:
-            member.state = MemberState.JOINED
-            member.holds_state = member.holds_state and restore is None  # otherwise not until it is ready
-            self.tell(member, announcement)
+        for workers, following in zip(stages, [*stages[1:], []], strict=True):
+            for_stage = replace(
+                for_servers,
+                workers=tuple(worker.index for worker in workers),
+                rendezvous=Rendezvous(workers[0].store_address, workers[0].store_secret),
+                next_stage=tuple(worker.address for worker in following),
+            )
+            self._tell_all(workers, for_stage)
+        self._tell_all(roster.servers(), for_servers)
         return len(self._formed)
 
     def ready(self, member: Member) -> bool:
         """Note that a member is ready; if it is the last one, tell all to go and return True."""
         member.state = MemberState.READY
         member.holds_state = True
-        if not self.forming or any(m.state != MemberState.READY for m in self.planned.present.values()):
+        self._setting_up.discard(member.name)
+        if not self.forming or self._setting_up:
             return False
         self.running, self.forming = True, False
         self.tell_formed(Go(self.generation))
@@ -169,23 +204,19 @@ class Membership:
 
     def tell(self, member: Member, message: FromCoordinator) -> None:
         """Send a message to one member."""
-        self._effects.send(member.name, member.incarnation, message)
+        self._effects.send([member.process], message)
 
     def tell_formed(self, message: FromCoordinator) -> None:
         """Send a message to all members of the generation in force."""
-        for member in self._formed:
-            self.tell(member, message)
+        self._tell_all(self._formed, message)
 
     def tell_workers(self, message: FromCoordinator) -> None:
         """Send a message to all present workers."""
-        for member in self.planned.all_workers():
-            self.tell(member, message)
+        self._tell_all(self.planned.all_workers(), message)
 
     def tell_present(self, message: FromCoordinator) -> None:
         """Send a message to all present members."""
-        for member in self.roster.present.values() if self.roster is not None else ():
-            self.tell(member, message)
+        self._tell_all(self.roster.present.values() if self.roster is not None else (), message)
 
-
-def _peer(member: Member) -> Peer:
-    return Peer(member.name, member.address, member.store_address, member.store_secret)
+    def _tell_all(self, members: Iterable[Member], message: FromCoordinator) -> None:
+        self._effects.send([member.process for member in members], message)

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.wire.host_port import join_host_port, split_host_port
-from heterps_runtime.wire.messages import Peer
+from heterps_runtime.wire.messages import Rendezvous
 from heterps_runtime.worker.exchange.rings import Ring, form_ring
 
 __all__ = ["Collectives", "Group"]
@@ -181,7 +181,7 @@ class Collectives:
         stage: int,
         rank: int,
         size: int,
-        store: Peer,
+        rendezvous: Rendezvous,
         device: torch.device,
         first_step: int,
     ) -> Group:
@@ -192,17 +192,17 @@ class Collectives:
             stage: of the group.
             rank: of this worker.
             size: number of workers.
-            store: the member whose rendezvous all use.
+            rendezvous: of the group.
             device: of the tensors.
             first_step: step of the first all-reduce.
         """
         self.leave()
 
         def form() -> Ring:
-            host, port = split_host_port(store.store_address)
+            host, port = split_host_port(rendezvous.address)
             # A connection of its own: an operation that waits holds it, and may outlive the generation.
             shared = TCPStore(host, port, is_master=False, timeout=self._timeout)
-            prefixed = PrefixStore(f"{store.store_secret}/generation-{generation}/stage-{stage}", shared)
+            prefixed = PrefixStore(f"{rendezvous.secret}/generation-{generation}/stage-{stage}", shared)
             return form_ring(prefixed, rank, size, device, self._host, self._timeout)
 
         self._group = Group(None if size == 1 else form, first_step)

@@ -125,14 +125,13 @@ class Parameters:
 
     def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives, wait: Wait) -> Group:
         """Copy parameters and optimizer state from a surviving worker to new ones."""
-        members, committed = announced.stages[self._stage], announced.committed
-        group = collectives.begin(
-            announced.generation, self._stage, rank, len(members), members[0], self._device, committed
-        )
+        size, committed, rendezvous = len(announced.workers), announced.committed, announced.rendezvous
+        assert rendezvous is not None, "workers are told of one"
+        group = collectives.begin(announced.generation, self._stage, rank, size, rendezvous, self._device, committed)
         version = replica.version
 
         def exchange() -> torch.Tensor | None:
-            versions = group.gather_numbers(version, rank, len(members), self._device)
+            versions = group.gather_numbers(version, rank, size, self._device)
             if all(v == committed for v in versions):
                 return None
             if committed not in versions:

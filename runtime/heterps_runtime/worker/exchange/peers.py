@@ -1,7 +1,7 @@
 """Connections between neighbouring stages: activations forward, gradients back, on one path per micro-batch.
 
-A worker listens for the previous stage, and connects to all workers of the next stage. Gradients return over the
-connection of the activation.
+A worker listens for the previous stage, and connects to those workers of the next stage that share samples with it: of
+1,000 workers in each of two stages, to two or three. Gradients return over the connection of the activation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zmq
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Backward, Forward
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection, Listener
+from heterps_runtime.wire.transport import Connections, Listener
 
 __all__ = ["Downstream", "Upstream"]
 
@@ -29,38 +29,36 @@ class Downstream:
         generation: int,
         addresses: Sequence[str],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", security, generation) for a in addresses]
-        self.pollables = [socket for connection in self._connections for socket in connection.pollables]
+        self._connections = Connections(context, addresses, f"{name}/{generation}", security, generation)
+        self.pollables = self._connections.pollables
         self._generation = generation
 
     def send(self, worker: int, message: Forward) -> None:
         """Send the live tensors of a micro-batch to a worker of the next stage."""
-        self._connections[worker].send(message)
+        self._connections.send_to(worker, message)
 
     def poll(self) -> list[Backward]:
         """Gradients that have arrived (empty ones in evaluation)."""
         messages = []
-        for connection in self._connections:
-            while (message := connection.receive()) is not None:
-                if not isinstance(message, Backward):
-                    raise ProtocolError(f"the next stage sent an unexpected {message.op!r} message")
-                if message.generation == self._generation:
-                    messages.append(message)
+        while (received := self._connections.receive_from()) is not None:
+            _, message = received
+            if not isinstance(message, Backward):
+                raise ProtocolError(f"the next stage sent an unexpected {message.op!r} message")
+            if message.generation == self._generation:
+                messages.append(message)
         return messages
 
     def broke(self) -> bool:
         """Whether a connection has ended since the last call, so that messages may be lost."""
-        return any(connection.broke() for connection in self._connections)
+        return self._connections.broke()
 
     def probe(self) -> None:
         """Show to the next stage whether messages to it were lost; call it at least once a second."""
-        for connection in self._connections:
-            connection.probe()
+        self._connections.probe()
 
     def close(self) -> None:
         """Drop the connections."""
-        for connection in self._connections:
-            connection.close()
+        self._connections.close()
 
 
 class Upstream:

@@ -32,7 +32,7 @@ from heterps_runtime.wire.messages import (
     ToServer,
 )
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection
+from heterps_runtime.wire.transport import Connections
 from heterps_runtime.worker.rows.entries import ServerKeys
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
@@ -78,7 +78,12 @@ class _Pull:
 
 
 class ServerClient:
-    """A worker's connections to all parameter servers, for one generation."""
+    """A worker's connections to all parameter servers, for one generation.
+
+    Attributes:
+        pollables: sockets to poll for answers and for the end of a connection.
+        count: number of servers.
+    """
 
     def __init__(
         self,
@@ -91,8 +96,11 @@ class ServerClient:
         wire: Precision,
         assignment: Mapping[str, int],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", security, generation) for a in addresses]
-        self.pollables = [socket for connection in self._connections for socket in connection.pollables]
+        self._connections = Connections(context, addresses, f"{name}/{generation}", security, generation)
+        self.pollables = self._connections.pollables
+        self.count = len(addresses)
+        for server in range(self.count):  # all are needed in each step
+            self._connections.connect(server)
         self._name = name
         self._generation = generation
         self._dtype = dtype
@@ -103,38 +111,31 @@ class ServerClient:
         self._defining: set[int] = set()
         self._next = 0
 
-    @property
-    def count(self) -> int:
-        """The number of servers."""
-        return len(self._connections)
-
     def broke(self) -> bool:
         """Whether a connection has ended since the last call, so that requests or responses may be lost."""
-        return any(connection.broke() for connection in self._connections)
+        return self._connections.broke()
 
     def probe(self) -> None:
         """Show to the servers whether requests were lost; call it at least once a second."""
-        for connection in self._connections:
-            connection.probe()
+        self._connections.probe()
 
     def close(self) -> None:
         """Drop the connections and all pending requests."""
-        for connection in self._connections:
-            connection.close()
+        self._connections.close()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         """Send tables and initial values to the servers, which keep values that they already have."""
-        self._defining = set(range(len(self._connections)))
-        for i in range(len(self._connections)):
+        self._defining = set(range(self.count))
+        for i in range(self.count):
             self._send(i, Define(self._generation, tables, self._part(dense, i), self._part(statistics, i)))
 
     def pull_rows(self, keys: Mapping[int, ServerKeys], min_version: int) -> int:
         """Request rows: dim -> unique keys. The response is a `RowsArrived` with the returned number."""
         request, pull = self._begin(dense=False)
         pull.keys = dict(keys)
-        for i in range(len(self._connections)):
+        for i in range(self.count):
             mine = {dim: known.keys[known.part(i)] for dim, known in sorted(keys.items())}
             if any(len(k) for k in mine.values()):
                 pull.waiting.add(i)
@@ -144,7 +145,7 @@ class ServerClient:
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
         """Request dense parameters and statistics. The response is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
-        for i in range(len(self._connections)):
+        for i in range(self.count):
             mine = tuple(n for n in names if self._assignment[n] == i)
             if mine:
                 pull.waiting.add(i)
@@ -166,13 +167,13 @@ class ServerClient:
             dense: gradients of dense parameters.
             statistics: changes of statistics.
         """
-        parts: list[list[Chunk]] = [[] for _ in self._connections]
+        parts: list[list[Chunk]] = [[] for _ in range(self.count)]
         for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
             for i, part in enumerate(parts):
                 mine = keys.part(i)
                 part.append(Chunk(dim, keys.keys[mine], encoded[mine]))
-        self._pushes[step] = set(range(len(self._connections)))
+        self._pushes[step] = set(range(self.count))
         for i, part in enumerate(parts):
             values = self._part(dense, i), self._part(statistics, i)
             self._send(i, Push(self._generation, step, self._name, tuple(part), *values))
@@ -185,13 +186,13 @@ class ServerClient:
         for request, pull in list(self._pulls.items()):
             if not pull.waiting:  # nothing was requested
                 events.append(self._finish(request, pull))
-        for i, connection in enumerate(self._connections):
-            while (answer := connection.receive()) is not None:
-                if not isinstance(answer, FromServer):
-                    raise ProtocolError(f"a parameter server sent an unexpected {answer.op!r} message")
-                event = self._take(i, answer)
-                if event is not None:
-                    events.append(event)
+        while (received := self._connections.receive_from()) is not None:
+            server, answer = received
+            if not isinstance(answer, FromServer):
+                raise ProtocolError(f"a parameter server sent an unexpected {answer.op!r} message")
+            event = self._take(server, answer)
+            if event is not None:
+                events.append(event)
         return events
 
     def _take(self, server: int, answer: FromServer) -> RowsArrived | DenseArrived | Pushed | Initialised | None:
@@ -223,7 +224,7 @@ class ServerClient:
         """Put a server's rows beside those of the others."""
         for dim, encoded in rows.items():
             decoded = decode_wire(encoded, self._wire, self._dtype)
-            if len(self._connections) == 1:
+            if self.count == 1:
                 pull.rows[dim] = decoded
                 continue
             target = pull.rows.get(dim)
@@ -247,4 +248,4 @@ class ServerClient:
         return {n: v for n, v in values.items() if self._assignment[n] == server}
 
     def _send(self, server: int, request: ToServer) -> None:
-        self._connections[server].send(request)
+        self._connections.send_to(server, request)

@@ -10,7 +10,14 @@ from heterps_runtime.partition.batches import Batches
 
 __all__ = ["Schedule"]
 
-_divide = lru_cache(maxsize=64)(micro_batches)  # most steps have the same size and allocation
+_MOST_DIVISIONS = 64  # most steps have the same size and allocation
+_divide = lru_cache(_MOST_DIVISIONS)(micro_batches)
+
+
+@lru_cache(_MOST_DIVISIONS)
+def _share(allocation: Allocation, batch_size: int, per_worker: int, stage: int, rank: int) -> tuple[MicroBatch, ...]:
+    """The micro-batches of one worker, found once among those of all."""
+    return tuple(m for m in _divide(allocation, batch_size, per_worker) if m.path[stage] == rank)
 
 
 @dataclass(frozen=True)
@@ -58,4 +65,5 @@ class Schedule:
 
     def mine(self, step: int) -> tuple[MicroBatch, ...]:
         """This worker's micro-batches of a step."""
-        return tuple(m for m in self.all(step) if m.path[self.stage] == self.rank)
+        size = self.batches.size(step)
+        return _share(self.allocation(step), size, self.per_worker, self.stage, self.rank)
