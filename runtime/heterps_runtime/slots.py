@@ -10,7 +10,7 @@ import numpy as np
 
 from heterps_runtime.store.keys import NUM_SLOTS
 
-__all__ = ["dense_assignment", "overlapping_servers", "slot_map"]
+__all__ = ["dense_assignment", "overlapping_servers", "share_of_slots", "slot_map"]
 
 
 @cache
@@ -25,6 +25,12 @@ def overlapping_servers(server: int, num_servers: int, num_others: int) -> froze
     """The servers of another number of them that had slots of a server."""
     slots = slot_map(num_servers) == server
     return frozenset(slot_map(num_others)[slots].tolist())
+
+
+def share_of_slots(other: int, num_others: int, server: int, num_servers: int) -> float:
+    """Share of the slots of one of `num_others` servers that one of `num_servers` has."""
+    slots = slot_map(num_others) == other
+    return float((slot_map(num_servers)[slots] == server).mean())
 
 
 def dense_assignment(sizes: Mapping[str, int], num_servers: int) -> dict[str, int]:

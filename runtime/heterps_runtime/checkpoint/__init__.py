@@ -19,7 +19,7 @@ from heterps_runtime.checkpoint.manifest import (
     read_manifest,
 )
 from heterps_runtime.checkpoint.ownership import Ownership, take_over
-from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
+from heterps_runtime.checkpoint.restore import count_rows, iterate_rows, read_dense
 from heterps_runtime.checkpoint.rows import RowPart, row_arrays
 from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, RowFile, StateFile, commit, dense_arrays
 from heterps_runtime.storage import Storage, StorageError
@@ -42,6 +42,7 @@ __all__ = [
     "TableRecord",
     "check_checkpoint",
     "commit",
+    "count_rows",
     "dense_arrays",
     "explain_mismatch",
     "export_model",

@@ -18,7 +18,7 @@ from heterps_runtime.checkpoint.format import FileEntry, TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest
 from heterps_runtime.storage import Storage
 
-__all__ = ["RowBlock", "iterate_keys", "iterate_rows", "read_dense"]
+__all__ = ["RowBlock", "count_rows", "iterate_keys", "iterate_rows", "read_dense"]
 
 Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
@@ -84,6 +84,27 @@ def iterate_keys(storage: Storage, manifest: CheckpointManifest) -> Iterator[Key
     """Read all keys of a checkpoint (n,) in bounded pieces, without the rows; a key may come several times."""
     for _, _, _, keys in _key_blocks(storage, manifest, 16 * _BLOCK_ROWS):
         yield keys
+
+
+def count_rows(storage: Storage, manifest: CheckpointManifest, entry: FileEntry) -> dict[int, int]:
+    """Count, by dimension, the rows of a file that no earlier file of its server has; its header tells.
+
+    What is new of several dimensions is estimated by their shares of the file.
+
+    Raises:
+        DamagedError: the file is truncated.
+        StorageError: it cannot be read.
+    """
+    counts: dict[int, int] = {}
+    with TensorFile(storage, manifest.path_of(entry)) as file:
+        for name, spec in file.specs.items():
+            if name.endswith("/keys"):
+                dim = _dim_of(name.removesuffix("keys"))
+                counts[dim] = counts.get(dim, 0) + spec.shape[0]
+    total = sum(counts.values())
+    if entry.added is None or not total:
+        return counts
+    return {dim: count * entry.added // total for dim, count in counts.items()}
 
 
 def read_dense(

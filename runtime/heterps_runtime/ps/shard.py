@@ -21,6 +21,7 @@ from heterps_runtime.checkpoint import (
     StateFile,
     Storage,
     TableMap,
+    count_rows,
     dense_arrays,
     imported_values,
     iterate_rows,
@@ -32,7 +33,7 @@ from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.copying import Copier
 from heterps_runtime.ps.increments import History, Saved, builds_on
 from heterps_runtime.saver import Part
-from heterps_runtime.slots import overlapping_servers, slot_map
+from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
@@ -44,6 +45,8 @@ from heterps_runtime.store.statistics import StatisticsStore
 __all__ = ["Gradients", "Shard"]
 
 Array = np.ndarray[Any, Any]
+
+_MARGIN = 1.02  # the rows of a part of the slots are not exactly its share
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class Shard:
         if with_rows:
             number = _num_servers_of(manifest)
             files = [entry for entry in self.files_to_read(manifest) if entry.role == "rows"]
+            self._reserve(storage, manifest, files)
             for entry in files:
                 own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
                 for block in iterate_rows(storage, manifest, None if own else self._has, files=[entry]):
@@ -174,6 +178,16 @@ class Shard:
         if statistics:
             for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
                 self.statistics.add(name, value)
+
+    def _reserve(self, storage: Storage, manifest: CheckpointManifest, files: list[FileEntry]) -> None:
+        """Make room for the rows that this server loads from files."""
+        number, expected = _num_servers_of(manifest), dict.fromkeys(self.stores, 0.0)
+        for entry in files:
+            share = share_of_slots(entry.index, number, self._index, self._num_servers) if number else 0.0
+            for dim, count in count_rows(storage, manifest, entry).items():
+                expected[dim] += share * count
+        for dim, rows in expected.items():
+            self.stores[dim].reserve(int(_MARGIN * rows))
 
     def _has(self, keys: Array) -> Array:
         """Which keys (n,) belong to this server, as a mask (n,)."""

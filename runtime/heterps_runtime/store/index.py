@@ -13,6 +13,8 @@ its bucket in the old one: those before a boundary have moved.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from heterps_runtime.store.initial import ID_BITS
@@ -67,6 +69,12 @@ class HashIndex:
     def moves(self) -> bool:
         """Whether entries are moving to a larger table."""
         return bool(self._sizes[1])
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many rows at once."""
+        buckets = math.ceil(num_rows / (_LOAD * _BUCKET))
+        if buckets > self._sizes[0]:
+            self._rebuild(buckets)
 
     def find(self, keys: Int64s, row_keys: Int64s, rows: Int32s, unknown: Int32s) -> int:
         """Look up keys: rows[i] is the row of keys[i], or -1. `unknown` gets the positions of unknown keys.

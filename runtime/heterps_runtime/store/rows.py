@@ -178,6 +178,11 @@ class RowStore:
         for name, slab in self._state.items():
             gather_rows(slab.array, positions, out.state[name])
 
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many rows, before as many are loaded: growing step by step takes as long as loading."""
+        self._reserve(num_rows)
+        self._index.reserve(num_rows)
+
     def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats] | None = None) -> None:
         """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_runtime.checkpoint import CheckpointManifest, FileEntry, Storage, read_manifest, verify_file
+from heterps_runtime.checkpoint import CheckpointManifest, FileEntry, Storage, count_rows, read_manifest, verify_file
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_STOP, JobPhase
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import overlapping_servers, slot_map
 from heterps_runtime.store.keys import NUM_SLOTS
+from heterps_runtime.store.rows import RowStore
 from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, ThreadedJob, configuration, run_job
 from tests.heterps_runtime.helpers.store_reference import all_rows
 
@@ -68,6 +69,36 @@ def test_a_server_reads_the_files_that_have_its_slots(servers: int, files: list[
         read: list[FileEntry] = shard.files_to_read(manifest)
         assert {entry.index for entry in read if entry.role == "rows"} == expected
         assert {entry for entry in manifest.files if entry.role != "rows"} <= set(read)
+
+
+@pytest.mark.parametrize(("servers", "margin"), [(1, 1), (3, 1), (2, 1.3), (7, 1.6)])
+def test_a_server_makes_room_for_its_rows_at_once(
+    servers: int, margin: float, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the number of servers that wrote them exactly, otherwise by its share of the slots of each file."""
+    config, storage, manifest, _ = written
+    asked: list[int] = []
+    reserve = RowStore.reserve
+
+    def noted(store: RowStore, num_rows: int) -> None:
+        asked.append(num_rows)
+        reserve(store, num_rows)
+
+    monkeypatch.setattr(RowStore, "reserve", noted)
+    for index in range(servers):
+        shard = restored(config, storage, manifest, index, servers)
+        room = asked.pop() / 1.02
+        assert not asked
+        assert shard.num_rows / margin - 1 <= room <= shard.num_rows * margin + 1
+
+
+def test_rows_of_increments_are_counted_once(written: Any) -> None:
+    _, storage, manifest, _ = written
+    entry = manifest.files_of("rows")[0]
+    [(dim, count)] = count_rows(storage, manifest, entry).items()
+    assert (dim, count) == (4, entry.added)
+    assert count_rows(storage, manifest, replace(entry, added=count - 7)) == {4: count - 7}
+    assert count_rows(storage, manifest, replace(entry, added=None)) == {4: count}
 
 
 def test_files_that_are_not_those_of_servers_are_all_read(written: Any) -> None:

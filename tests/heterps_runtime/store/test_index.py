@@ -144,6 +144,15 @@ def test_growth_moves_a_bounded_number_of_entries_at_a_time(monkeypatch: pytest.
     assert max(moved) < 16 * 5_000 + 4_096 + 2_000  # and on to an empty entry
 
 
+def test_reserved_room_takes_rows_without_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(60_000)
+    world.claim(np.arange(300))
+    world.index.reserve(50_000)
+    monkeypatch.setattr(world.index, "_grow", lambda: pytest.fail("the table grew"))
+    world.claim(np.arange(50_000))
+    world.check(np.arange(50_000, 51_000))
+
+
 def test_memory_per_row_is_at_most_that_of_a_table_just_grown() -> None:
     index, row_keys, rng, num_rows = HashIndex(), np.zeros(1 << 20, np.int64), np.random.default_rng(5), 0
     while num_rows < 900_000:
