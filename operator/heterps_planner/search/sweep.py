@@ -44,7 +44,7 @@ _BATCH_NUMBERS = 2_000_000  # upper limit of the numbers in one array
 _MAX_SPLIT = 6
 _SUBGRADIENT_STEPS = 20
 _SUBGRADIENT_ROWS = 4  # throughputs at which multipliers are sought; the others borrow them
-_FEW_LABELS = 2_000  # of one search at first, and of all searches before hard intervals are halved
+_FEW_LABELS = 10_000  # of one search at first, and of all searches before hard intervals are halved
 _MORE = 8  # times as many labels when a search is tried again
 _NARROW = 1.005  # ratio of the ends of an interval that is halved no more
 
