@@ -160,7 +160,7 @@ def _tightened(problem: Problem) -> Problem:
         if found.choice is None:
             break
         if cut:
-            binding = int((shadow_prices(segments, found.choice, found.rate) > 0).sum())
+            binding = int((shadow_prices(segments, found.choice, found.rate).saving_T > 0).sum())
             if binding > most_binding:
                 best, most_binding = problem, binding
             if binding >= _ENOUGH:

@@ -21,7 +21,9 @@ from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.points import cost_rate
 from heterps_planner.search.servers import cheapest_at, minimise
 
-__all__ = ["check_servers", "deadline_test", "plan"]
+__all__ = ["allowance", "check_servers", "deadline_test", "plan"]
+
+_LEAST_ALLOWANCE = 1.0  # seconds; the reasons of small plans must not depend on how busy a machine is
 
 
 def deadline_test(deadline: float | None, clock: Callable[[], float]) -> Callable[[], bool]:
@@ -30,6 +32,18 @@ def deadline_test(deadline: float | None, clock: Callable[[], float]) -> Callabl
         return lambda: False
     end = deadline
     return lambda: clock() >= end
+
+
+def allowance(should_stop: Callable[[], bool], seconds: float, clock: Callable[[], float]) -> Callable[[], bool]:
+    """Return a time limit for what accompanies a plan: as long as the plan took, and at least a second.
+
+    Args:
+        should_stop: the time limit of everything.
+        seconds: that the plan took.
+        clock: returns seconds.
+    """
+    end = clock() + max(seconds, _LEAST_ALLOWANCE)
+    return lambda: should_stop() or clock() >= end
 
 
 def check_servers(problem: Problem, ps_pool: str | None, ps_replicas: int) -> None:
@@ -105,7 +119,7 @@ def plan(
         best, lower = yardstick.choice or found.choice, yardstick.bound
     else:
         best, lower = found.choice, found.lower_rate
-    shadow = shadow_prices(segments, best, cost_rate(segments, best), should_stop)
+    shadow = shadow_prices(segments, best, cost_rate(segments, best), allowance(should_stop, clock() - began, clock))
     result = build_plan(
         problem,
         segments,

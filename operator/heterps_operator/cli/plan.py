@@ -20,6 +20,7 @@ from heterps_operator.terminal.console import Console, make_console
 from heterps_operator.terminal.display import make_display
 from heterps_planner.errors import DeadlineError
 from heterps_planner.model.problem import Problem
+from heterps_planner.planning import allowance
 from heterps_planner.planning import plan as solve
 from heterps_planner.plans.explain import explain
 from heterps_planner.plans.frontier import Frontier, frontier
@@ -30,6 +31,8 @@ from heterps_planner.scenarios.what_if import change, read_setting
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["plan"]
+
+_PROBLEM_SECONDS = 120.0  # time limit for a problem file; as the default of a job's scheduling.timeoutSeconds
 
 
 def plan(arguments: Namespace, programs: Programs) -> int:
@@ -51,6 +54,8 @@ def plan(arguments: Namespace, programs: Programs) -> int:
         problem = Problem.from_json(document)
         arguments.cores = _shared_cores(problem, arguments, job, programs)
     limit = arguments.timeout or (job.planner_timeout_seconds if job is not None else None)
+    if limit is None and problem is not None and not arguments.compare and arguments.prices is None:
+        limit = _PROBLEM_SECONDS
     watched = make_console(stderr=True)
     with open_search(watched if watched.is_terminal and not arguments.quiet else None, limit) as search:
         try:
@@ -98,6 +103,10 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
     # A plan with a margin is on no frontier, which trusts the profile.
     drawn = arguments.frontier or (arguments.html and found.feasible and not arguments.robust)
     whole = _frontier(problem, search) if drawn else None
+    if whole is not None and not whole.points and not whole.complete:
+        text = "the frontier is left out: none of its plans was found within the time limit; raise --timeout"
+        make_console(stderr=True).print(text, markup=False, highlight=False)
+        whole = None
     if whole is not None and arguments.frontier:
         _show_frontier(problem, found, whole, arguments.frontier)
     if isinstance(found, Infeasible):
@@ -108,7 +117,7 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
     trusting = None
     if found.robust is not None:
         trusting = _shared(problem, solve(problem, deadline=search.deadline, clock=search.clock), arguments)
-    explanation = explain(problem, found, search.should_stop)
+    explanation = explain(problem, found, allowance(search.should_stop, found.seconds, search.clock))
     search.finish()
     if arguments.html is not None:
         from heterps_operator.cli.plans.pages import write_page
@@ -121,9 +130,7 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
         from heterps_operator.terminal.explanation import render_plan
 
         without_margin = trusting.cost if isinstance(trusting, Plan) else None
-        console.print(
-            render_plan(problem, found, explanation, stopped=search.should_stop(), without_margin=without_margin)
-        )
+        console.print(render_plan(problem, found, explanation, without_margin=without_margin))
         return EXIT_OK
     document = {**found.to_json(), "explanation": explanation.to_json()}
     if isinstance(trusting, Plan):
@@ -217,8 +224,6 @@ def _frontier(problem: Problem, search: Search) -> Frontier:
 def _show_frontier(problem: Problem, found: Plan | Infeasible, whole: Frontier, targets: list[str]) -> None:
     from heterps_operator.terminal.plots import plot_frontier
 
-    if not whole.points and not whole.complete:
-        raise UsageError("--frontier: no plan was found within the time limit; raise --timeout")
     if not whole.points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
     for target in targets:

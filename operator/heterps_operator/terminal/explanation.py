@@ -13,6 +13,7 @@ from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.plan import Plan
 
 __all__ = [
+    "ALTERNATIVES_LEFT_OUT",
     "describe_contributions",
     "describe_interruptions",
     "describe_margin",
@@ -21,6 +22,7 @@ __all__ = [
     "render_plan",
 ]
 
+ALTERNATIVES_LEFT_OUT = "some are left out: the search was stopped"
 _PADDING = (0, 2, 0, 0)
 
 
@@ -29,7 +31,6 @@ def render_plan(
     plan: Plan,
     explanation: Explanation,
     *,
-    stopped: bool = False,
     without_margin: float | None = None,
 ) -> RenderableType:
     """Render the output of `heterps plan`.
@@ -38,7 +39,6 @@ def render_plan(
         problem: the planning problem.
         plan: its plan.
         explanation: its reasons.
-        stopped: whether the search was cut short, so that the binding limits may be unknown.
         without_margin: cost in dollars of the cheapest plan that trusts the profile, if this one does not.
     """
     seconds = problem.samples / plan.throughput * (1 + plan.lost_time)
@@ -63,11 +63,10 @@ def render_plan(
     if plan.robust is not None:
         summary.add_row("margin", describe_margin(plan, without_margin))
     summary.add_row("limited by", describe_bottleneck(explanation))
-    if stopped and not plan.binding_limits:
-        summary.add_row("limits", "not examined: the search was stopped")
-    else:
-        for sentence in describe_shadow_prices(problem, plan):
-            summary.add_row("limits", sentence)
+    for sentence in describe_shadow_prices(problem, plan):
+        summary.add_row("limits", sentence)
+    if not explanation.complete:
+        summary.add_row("alternatives", ALTERNATIVES_LEFT_OUT)
     parts: list[RenderableType] = [_stages(plan, explanation), Text(), summary]
     if explanation.alternatives:
         parts += [Text(), _alternatives(plan, explanation)]
@@ -155,7 +154,7 @@ def describe_margin(plan: Plan, without_margin: float | None) -> str:
 
 def describe_shadow_prices(problem: Problem, plan: Plan) -> list[str]:
     """Describe the value of one more pod of each limited pool."""
-    if not plan.binding_limits:
+    if not plan.binding_limits and plan.limits_examined:
         return ["none binds: more units of any pool would not make training cheaper"]
     hours = problem.samples / plan.throughput / 3600
     sentences = []
@@ -167,6 +166,8 @@ def describe_shadow_prices(problem: Problem, plan: Plan) -> list[str]:
             f"{what} is worth {format_money(saving)}/h, {format_money(saving * hours)} over the training: "
             f"the limit of {pool} binds"
         )
+    if not plan.limits_examined:
+        sentences.append("not all examined: the search was stopped")
     return sentences
 
 

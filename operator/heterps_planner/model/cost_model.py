@@ -198,9 +198,14 @@ def pods_for_throughput(
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         seconds = (1 + SLACK) / throughput
-        spare = seconds - seq
-        need = np.where(spare > 0, par / spare, np.inf)
-        send_spare = seconds - send_seq
-        send_need = np.where(send_spare > 0, send_par / send_spare, np.inf)
-        result: FloatArray = np.ceil(np.maximum(np.maximum(need, send_need), 1.0))
+        need = _shares(par, seconds - seq)
+        send_need = np.maximum(_shares(send_par, seconds - send_seq), 1.0)
+        result: FloatArray = np.ceil(np.maximum(need, send_need))
     return result
+
+
+def _shares(work: FloatArray, spare: FloatArray) -> FloatArray:
+    """Return `work / spare`, infinite where no time is spare; writes into one array, which is large while planning."""
+    shares = np.asarray(work / spare)
+    np.copyto(shares, np.inf, where=~(spare > 0))
+    return shares

@@ -58,6 +58,7 @@ class Explanation:
     """The complete explanation of a plan."""
 
     alternatives: tuple[Alternative, ...]
+    complete: bool  # false: time ran out, and alternatives are left out
     binding_limits: tuple[str, ...]
     shadow_prices: dict[str, float]  # dollars per hour saved by one more unit
     bottleneck: str  # name of the slowest stage, "parameterServer", or "machine"
@@ -79,6 +80,7 @@ class Explanation:
         stages = [{_camel(key): value for key, value in asdict(stage).items()} for stage in self.stages]
         return {
             "alternatives": alternatives,
+            "complete": self.complete,
             "bindingLimits": list(self.binding_limits),
             "shadowPrices": dict(self.shadow_prices),
             "bottleneck": self.bottleneck,
@@ -97,14 +99,17 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
     Args:
         problem: the problem that was planned.
         plan: its plan, by any method; alternatives of a plan for one machine are for that machine too.
-        should_stop: when it returns True, the remaining alternatives are omitted.
+        should_stop: when it returns True, the remaining alternatives are left out.
     """
     segments = build_segments(problem)
     if plan.robust is not None:
         segments = robust_segments(problem, segments, plan.robust.error, should_stop)
-    alternatives = [
-        _alternative(problem, segments, plan, name, choice) for name, choice in _kinds(problem, segments, should_stop)
-    ]
+    alternatives, complete = [], True
+    for name, choice in _kinds(problem, segments, should_stop):
+        if should_stop():  # the choice may not be the cheapest one
+            complete = False
+            break
+        alternatives.append(_alternative(problem, segments, plan, name, choice))
     segments = segments.for_servers(plan.parameter_server.replicas)
     budgets = tuple(_budget(problem, segments, plan, i) for i in range(len(plan.stages)))
     slowest = min(budgets, key=lambda stage: stage.throughput)
@@ -116,6 +121,7 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
         bottleneck = "parameterServer"
     return Explanation(
         alternatives=tuple(alternatives),
+        complete=complete,
         binding_limits=plan.binding_limits,
         shadow_prices=dict(plan.shadow_prices),
         bottleneck=bottleneck,
@@ -130,18 +136,17 @@ def _kinds(
     last = segments.num_layers - 1
     for t, pool in enumerate(problem.pools):
         yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
-    if len(problem.pools) > 1 and not should_stop():
-        best = minimise(segments, should_stop=should_stop).choice
-        used = set() if best is None else {stage[2] for stage in best.stages}
+    if len(problem.pools) > 1:
+        optimum = minimise(segments, should_stop=should_stop)
+        used = set() if optimum.choice is None else {stage[2] for stage in optimum.choice.stages}
         for t, pool in enumerate(problem.pools):
-            if should_stop():
-                return
-            choice = best  # excluding a pool that the optimum does not use changes nothing
+            found = optimum  # excluding a pool that the optimum does not use changes nothing
             if t in used:
                 without = np.ones(segments.seq_LLT.shape, dtype=bool)
                 without[:, :, t] = False
-                choice = minimise(segments.restricted(without), should_stop=should_stop).choice
-            yield f"without {pool.name}", choice
+                others = segments.restricted(without)
+                found = minimise(others, should_stop=should_stop, multipliers=optimum.multipliers)
+            yield f"without {pool.name}", found.choice
     if last > 0:
         # Erratum 18: [HeterPS] describes this heuristic in both directions; both are shown.
         for a, first in enumerate(problem.pools):

@@ -17,6 +17,7 @@ from heterps_planner.model.cost_model import FLOOR_TOLERANCE, cost_of_training, 
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments
 from heterps_planner.plans.task import Learned
+from heterps_planner.search.limits import ShadowPrices
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice, lost_time
 
@@ -156,6 +157,7 @@ class Plan:
     optimal: bool
     binding_limits: tuple[str, ...] = ()  # pools of which one more pod would make the optimum cheaper
     shadow_prices: dict[str, float] = field(default_factory=dict)  # dollars per hour saved by one more unit
+    limits_examined: bool = True  # false: time ran out, and further limits may bind
     robust: Robustness | None = None  # if set, throughput and cost hold in spite of profile errors
     machine: Machine | None = None  # if set, throughput and cost are those that this machine's cores allow
     learned: Contributions | None = None  # if a method with a policy found it
@@ -183,6 +185,8 @@ class Plan:
         }
         if self.lost_time:
             document["lostTime"] = self.lost_time
+        if not self.limits_examined:
+            document["limitsExamined"] = False
         optional = {"robust": self.robust, "machine": self.machine, "learned": self.learned}
         return document | {name: part.to_json() for name, part in optional.items() if part is not None}
 
@@ -246,7 +250,7 @@ def build_plan(
     *,
     method: str,
     lower_rate: float,
-    shadow: np.ndarray | None = None,
+    shadow: ShadowPrices | None = None,
     ps_pool: str | None = None,
     ps_replicas: int = 0,
 ) -> Plan:
@@ -258,7 +262,7 @@ def build_plan(
         choice: the stages and their pods.
         method: method that found it.
         lower_rate: lower bound of the cost, dollars per hour and (sample per second).
-        shadow: dollars per hour that one more unit of each pool saves.
+        shadow: what one more unit of each pool saves, if it is of interest.
         ps_pool: pool of the parameter servers if the problem does not charge for them; the first CPU pool by default.
         ps_replicas: number of parameter-server processes; 0: one per charged pod, or 1.
     """
@@ -284,7 +288,8 @@ def build_plan(
     gap = (cost - lower) / cost if cost > 0 else 0.0
     if gap <= 2 * _PROVEN:
         gap, lower = 0.0, cost
-    prices = {} if shadow is None else {p.name: float(s) for p, s in zip(problem.pools, shadow, strict=True) if s > 0}
+    savings = np.zeros(segments.num_pools) if shadow is None else shadow.saving_T
+    prices = {pool.name: float(saving) for pool, saving in zip(problem.pools, savings, strict=True) if saving > 0}
     assert exact.throughput >= problem.min_samples_per_second * (1 - 2 * FLOOR_TOLERANCE), "a plan below the floor"
     return Plan(
         method=method,
@@ -299,6 +304,7 @@ def build_plan(
         optimal=gap == 0.0,
         binding_limits=tuple(prices),
         shadow_prices=prices,
+        limits_examined=shadow is None or shadow.complete,
     )
 
 

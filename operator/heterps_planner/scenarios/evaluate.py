@@ -22,7 +22,7 @@ from heterps_planner.model.memory import needed_bytes
 from heterps_planner.model.pieces import FloatArray
 from heterps_planner.model.problem import MAX_UNITS, Problem
 from heterps_planner.model.segments import Segments, build_segments
-from heterps_planner.planning import check_servers, deadline_test
+from heterps_planner.planning import allowance, check_servers, deadline_test
 from heterps_planner.plans.plan import (
     COST_CEILING_EXCEEDED,
     THROUGHPUT_FLOOR_UNREACHABLE,
@@ -92,7 +92,7 @@ def evaluate(
         choice,
         method=METHOD,
         lower_rate=optimum.bound,
-        shadow=shadow_prices(segments, best, cost_rate(segments, best), should_stop),
+        shadow=shadow_prices(segments, best, cost_rate(segments, best), allowance(should_stop, clock() - began, clock)),
         ps_pool=ps_pool,
         ps_replicas=ps_replicas,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,10 +18,18 @@ from heterps_planner.search.provisioning import fastest_provision, schedule_of
 from heterps_planner.search.servers import cheapest_at, minimise
 from heterps_planner.search.sweep import Multipliers, SweepResult
 
-__all__ = ["fastest", "limiting_pools", "shadow_prices"]
+__all__ = ["ShadowPrices", "fastest", "limiting_pools", "shadow_prices"]
 
 _RESOLUTION = 1 + 2e-9  # closer throughputs are the same
 _NOTICEABLE = 1 + 1e-6  # a throughput higher by this factor counts as an improvement
+
+
+@dataclass(frozen=True)
+class ShadowPrices:
+    """The value of one more unit of each pool."""
+
+    saving_T: FloatArray  # noqa: N815  # dollars per hour at the plan's throughput, shape (T,)
+    complete: bool  # false: the search was stopped, and savings of 0 may be unknown ones
 
 
 def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, Choice | None]:
@@ -88,7 +96,7 @@ def limiting_pools(segments: Segments, best: float, should_stop: Callable[[], bo
 
 def shadow_prices(
     segments: Segments, choice: Choice, rate: float, should_stop: Callable[[], bool] = lambda: False
-) -> FloatArray:
+) -> ShadowPrices:
     """Return the saving from one more unit of each pool, in dollars per hour at the plan's throughput.
 
     These are exact differences of optimal costs, not multipliers: the problem is solved again with one more pod. All
@@ -102,10 +110,11 @@ def shadow_prices(
         should_stop: when it returns True, pools not yet examined stay at 0.
     """
     result = np.zeros(segments.num_pools)
+    complete = True
     multipliers: Multipliers = []
 
     def solve(pools: list[int], *, any_plan: bool) -> SweepResult:
-        nonlocal multipliers
+        nonlocal multipliers, complete
         wider = segments.limit_T.copy()
         wider[pools] += 1
         found = minimise(
@@ -116,10 +125,13 @@ def shadow_prices(
             multipliers=multipliers,
         )
         multipliers = found.multipliers
+        complete = complete and found.finished
         return found
 
     left = list(range(segments.num_pools))
-    while left and not should_stop():
+    while left:
+        if should_stop():
+            return ShadowPrices(result, False)
         better = solve(left, any_plan=len(left) > 1).choice
         if better is None:
             break
@@ -131,7 +143,8 @@ def shadow_prices(
         if not taken:  # better by less than the tolerance of the search
             break
         for pool in taken:
-            if not should_stop() and (found := solve([pool], any_plan=False)).choice is not None:
+            found = solve([pool], any_plan=False)
+            if found.finished and found.choice is not None:
                 result[pool] = (rate - found.rate) * choice.throughput / float(segments.units_T[pool])
         left = [pool for pool in left if pool not in taken]
-    return result
+    return ShadowPrices(result, complete)

@@ -22,6 +22,8 @@ from heterps_planner.model.pieces import FloatArray
 
 __all__ = ["Paths", "Relaxation", "Stage", "cheapest_paths", "relax"]
 
+_AIM = 0.05  # by how much the steps try to raise the bound, at most
+
 Stage = tuple[int, int, int]  # first layer, last layer, pool
 
 
@@ -31,7 +33,7 @@ class Paths:
 
     value_S: FloatArray  # noqa: N815  # weight of the cheapest path, infinite if there is none
     togo_SLT: FloatArray  # noqa: N815  # (S, L + 1, T): cheapest rest from a layer on, the layer before being on pool t
-    last_SLT: NDArray[np.intp]  # noqa: N815  # last layer of the best segment that starts at this layer on pool t
+    weight_SLLT: FloatArray  # noqa: N815  # weight of each segment
     best_SL: NDArray[np.intp]  # noqa: N815  # pool of the best segment that starts at this layer
     second_SL: NDArray[np.intp]  # noqa: N815  # the same among the other pools
 
@@ -44,7 +46,8 @@ class Paths:
             pool = int(self.best_SL[s, layer])
             if pool == before:
                 pool = int(self.second_SL[s, layer])
-            last = int(self.last_SLT[s, layer, pool])
+            onward = self.weight_SLLT[s, layer, layer:, pool] + self.togo_SLT[s, layer + 1 :, pool]
+            last = layer + int(onward.argmin())
             result.append((layer, last, pool))
             layer, before = last + 1, pool
         return result
@@ -58,16 +61,12 @@ def cheapest_paths(weight_SLLT: FloatArray) -> Paths:  # noqa: N803
     """
     size, num_layers, _, num_pools = weight_SLLT.shape
     togo = np.zeros((size, num_layers + 1, num_pools))
-    last = np.empty((size, num_layers, num_pools), dtype=np.intp)
     best = np.empty((size, num_layers), dtype=np.intp)
     second = np.empty((size, num_layers), dtype=np.intp)
     rows = np.arange(size)
     value = np.zeros(size)
     for first in range(num_layers - 1, -1, -1):
-        options = weight_SLLT[:, first, first:, :] + togo[:, first + 1 :, :]  # (S, L - first, T)
-        chosen = options.argmin(axis=1)  # (S, T)
-        last[:, first, :] = chosen + first
-        start = options.min(axis=1)  # (S, T)
+        start = (weight_SLLT[:, first, first:, :] + togo[:, first + 1 :, :]).min(axis=1)  # (S, T)
         best_pool = start.argmin(axis=1)
         value = start[rows, best_pool]
         start[rows, best_pool] = np.inf
@@ -76,7 +75,7 @@ def cheapest_paths(weight_SLLT: FloatArray) -> Paths:  # noqa: N803
         togo[rows, first, best_pool] = start[rows, second_pool]
         best[:, first] = best_pool
         second[:, first] = second_pool
-    return Paths(value, togo, last, best, second)
+    return Paths(value, togo, weight_SLLT, best, second)
 
 
 @dataclass
@@ -155,7 +154,9 @@ def relax(
             norm = float(direction**2 @ scale_T)
             if norm == 0 or upper[s] <= value:
                 continue
-            length = pace[s] * (upper[s] - value) / norm
+            # A known plan is most often far more expensive than the best bound, and steps towards it would be too long.
+            target = min(upper[s], bound[s] * (1 + _AIM))
+            length = pace[s] * (target - value) / norm
             multiplier[s] = np.maximum(multiplier[s] + length * scale_T * direction, 0.0)
             going[row] = True
         if not going.any():

@@ -11,6 +11,8 @@ every plan with a throughput in [lo, hi) costs at least `P(lo) / hi`. With U the
    the interval continues there. That is the breakpoint sweep of erratum 8. Such intervals are split and go back to 1.
 4. Where limits leave `P(lo)` open, neighbouring intervals are joined and swept one breakpoint after the other, each
    `P(lo)` found by `labels.search`: its price is per throughput, so few long strides beat many short ones.
+5. If that takes many labels, the rest is halved with new multipliers instead, until intervals are so narrow that U is a
+   sharp cutoff for their label search. The one with the lowest bound is always next.
 
 When nothing is left, U is the optimum. Closing an interval uses a relative tolerance of CLOSE, so "optimal" means:
 within 1e-9 of the optimum.
@@ -18,6 +20,7 @@ within 1e-9 of the optimum.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Callable
@@ -41,7 +44,9 @@ _BATCH_NUMBERS = 2_000_000  # upper limit of the numbers in one array
 _MAX_SPLIT = 6
 _SUBGRADIENT_STEPS = 20
 _SUBGRADIENT_ROWS = 4  # throughputs at which multipliers are sought; the others borrow them
-_MANY_LABELS = 600  # a search longer than this asks for better multipliers before the next one
+_FEW_LABELS = 10_000  # of one search at first, and of all searches before hard intervals are halved
+_MORE = 8  # times as many labels when a search is tried again
+_NARROW = 1.005  # ratio of the ends of an interval that is halved no more
 
 Multipliers = list[tuple[float, FloatArray]]  # (throughput, multipliers that are good there)
 Interval = tuple[float, float, float]  # lo, hi, bound on the price per hour from lo on
@@ -178,18 +183,59 @@ class _Sweep:
         """Return multipliers that were good at a nearby throughput; any values are valid."""
         if not self.multipliers:
             return np.zeros(self.segments.num_pools)
-        return min(self.multipliers, key=lambda known: abs(math.log(known[0] / theta)))[1]
+        return min(reversed(self.multipliers), key=lambda known: abs(math.log(known[0] / theta)))[1]
 
-    def sweep_interval(self, lo: float, hi: float, bound: float) -> float:
-        """Search [lo, hi) one breakpoint after the other; return a bound on the cost in the rest, or infinity."""
-        refined = False
+    def search_hard(self, intervals: list[Interval]) -> list[Interval]:
+        """Search intervals that pool limits leave open; return what the deadline left over.
+
+        The interval with the lowest bound comes first, because a better plan closes others. A label search that takes
+        long is put off: halving the interval, or a better plan found elsewhere, may save it.
+        """
+        # (lowest cost that the interval may hold, number of searches that were put off, lo, hi, bound)
+        waiting = [(bound / lo, 0, lo, hi, bound) for lo, hi, bound in intervals]
+        heapq.heapify(waiting)
+        while waiting and not self.should_stop():
+            _, tries, lo, hi, bound = heapq.heappop(waiting)
+            if lo >= self.cut or self.closes(bound / hi):
+                continue
+            if self.result.num_labels >= _FEW_LABELS and lo * _NARROW < hi:
+                rest = self.halve(lo, hi, bound)
+            else:
+                rest = self.sweep_interval(lo, hi, bound, _FEW_LABELS * _MORE**tries)
+                tries += 1
+            for start, end, price in rest:
+                heapq.heappush(waiting, (price / start, tries, start, end, price))
+        return [(lo, hi, bound) for _, _, lo, hi, bound in waiting if lo < self.cut]
+
+    def halve(self, lo: float, hi: float, bound: float) -> list[Interval]:
+        """Cut an interval in two, and raise the bound of the upper one."""
+        middle = math.sqrt(lo * hi)
+        points = Points(self.segments, self.price, np.array([middle]))
+        if (points.room[0] < 0).any():
+            points.bound[0] = math.inf
+        else:
+            self.relax(points, [0], np.array([hi]), _SUBGRADIENT_STEPS)
+        above = max(bound, float(points.bound[0]))
+        if above > self.ceiling:
+            self.cut = min(self.cut, middle)
+            return [(lo, middle, bound)]
+        self.seen.append((middle, above))
+        start = max(middle, above / self.result.rate)
+        return [(lo, middle, bound), *([(start, hi, above)] if start < hi else [])]
+
+    def sweep_interval(self, lo: float, hi: float, bound: float, most_labels: int) -> list[Interval]:
+        """Search [lo, hi) one breakpoint after the other; return the rest if a search takes more than these labels."""
         while lo < min(hi, self.cut) and not self.closes(bound / hi):
             points = Points(self.segments, self.price, np.array([lo]))
-            cutoff = self.cutoff(hi)
-            extra = float(points.extra[0])
             if (points.room[0] < 0).any():
                 self.cut = lo
                 break
+            if self.result.num_labels >= _FEW_LABELS:
+                self.relax(points, [0], np.array([hi]), _SUBGRADIENT_STEPS)
+                bound = max(bound, float(points.bound[0]))
+                if self.closes(bound / hi):
+                    break
+            cutoff, extra = self.cutoff(hi), float(points.extra[0])
             found = search(
                 points.pods[0],
                 self.price,
@@ -198,10 +244,11 @@ class _Sweep:
                 self.tracked,
                 cutoff - extra,
                 self.should_stop,
+                most_labels,
             )
             self.result.num_labels += found.num_labels
             if not found.finished:
-                return max(bound, found.bound + extra) / hi
+                return [(lo, hi, max(bound, found.bound + extra))]
             if found.stages is None:
                 if cutoff >= self.ceiling:
                     self.cut = lo
@@ -210,18 +257,22 @@ class _Sweep:
                 break
             bound, reach = self.offer(points, 0, found.stages)
             lo = self.advance(lo, bound, reach)
-            if found.num_labels > _MANY_LABELS and not refined:
-                self.relax(points, [0], np.array([hi]), _SUBGRADIENT_STEPS)
-                refined = True
-        return math.inf
+            if self.result.num_labels >= _FEW_LABELS and lo * _NARROW < hi:
+                return [(lo, hi, bound)]
+        return []
 
     def bounds_of(self, intervals: list[Interval]) -> list[float]:
-        """Return lower bounds on the cost of unexamined intervals."""
-        anywhere = least_rate(self.segments, self.price)
+        """Return lower bounds on the cost in intervals, from the prices known at throughputs in and below them."""
+        anywhere = least_rate(self.segments, self.price) if intervals else math.inf
+        seen = sorted(self.seen)
         bounds = []
         for lo, hi, bound in intervals:
-            below = [price for theta, price in self.seen if theta <= lo]
-            bounds.append(max(anywhere, max([bound, *below]) / hi))
+            price = max([bound, *(known for theta, known in seen if theta <= lo)])
+            rate = math.inf
+            for theta, known in [*(point for point in seen if lo < point[0] < hi), (hi, math.inf)]:
+                rate = min(rate, price / theta)
+                price = max(price, known)
+            bounds.append(max(anywhere, rate))
         return bounds
 
     def run(self, lo: float, hi: float) -> SweepResult:
@@ -242,15 +293,9 @@ class _Sweep:
             parts = max(1, min(_MAX_SPLIT, batch // max(1, len(left) + len(waiting))))
             for start, end, bound in left:
                 waiting += _split(start, end, bound, parts)
-        unsearched = self.bounds_of(waiting) if waiting else []
-        # The range with the lowest bound first, because a better plan closes others.
-        ranges = sorted(_join(hard), key=lambda interval: interval[2] / interval[0])
-        for start, end, bound in ranges:
-            if start >= self.cut:
-                continue
-            unsearched.append(bound / end if self.should_stop() else self.sweep_interval(start, end, bound))
-        result.finished = all(rate == math.inf for rate in unsearched)
-        result.bound = min([result.bound, result.rate, *unsearched])
+        unsearched = waiting + self.search_hard(_join(hard))
+        result.finished = not unsearched
+        result.bound = min([result.bound, result.rate, *self.bounds_of(unsearched)])
         if result.finished and result.bound >= result.rate * (1 - 2 * CLOSE):
             result.bound = result.rate
         return result

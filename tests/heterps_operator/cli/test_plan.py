@@ -285,7 +285,28 @@ def test_ctrl_c_gives_the_best_plan_so_far(problem_file: str, capsys: Any, monke
     assert json.loads(out)["feasible"]
     assert "interrupted: what follows is the best plan so far" in err
     assert main(["plan", "--problem", problem_file, "--method", "gpu"]) == 0
-    assert "not examined: the search was stopped" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not all examined: the search was stopped" in out
+    assert "some are left out: the search was stopped" in out
+    assert main(["plan", "--problem", problem_file, "--method", "gpu", "--frontier", "none.csv"]) == 0
+    out, err = capsys.readouterr()
+    assert "the frontier is left out" in err
+    assert "not all examined" in out
+
+
+@pytest.mark.parametrize(("arguments", "limit"), [((), 120.0), (("--timeout", "7"), 7.0)])
+def test_a_problem_has_a_time_limit(
+    problem_file: str, arguments: tuple[str, ...], limit: float, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+
+    def opened(console: Any, seconds: float | None) -> Any:
+        limits.append(seconds)
+        return open_search(console, seconds)
+
+    monkeypatch.setattr("heterps_operator.cli.plan.open_search", opened)
+    assert main(["plan", "--problem", problem_file, *arguments]) == 0
+    assert limits == [limit]
 
 
 def test_ctrl_c_before_any_plan_ends_with_130(problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from heterps_planner.methods.brute_force import enumerate_schedules
 from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import choice_of
+from heterps_planner.search import sweep
 from heterps_planner.search.labels import search
 from heterps_planner.search.limits import fastest, shadow_prices
-from heterps_planner.search.path import Stage
-from heterps_planner.search.points import Choice, Points, search_prices
+from heterps_planner.search.path import Stage, cheapest_paths, relax
+from heterps_planner.search.points import Choice, Points, least_rate, search_prices
 from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.heterps_planner.helpers.problems import (
@@ -226,7 +228,7 @@ def test_shadow_prices_are_the_exact_savings_of_one_more_pod() -> None:
         segments = build_segments(with_floor(random_problem(rng, 5, 3, most_pods=6, pods=seed % 2 == 0), 0.9))
         result = minimise(segments)
         assert result.choice is not None
-        prices = shadow_prices(segments, result.choice, result.rate)
+        prices = shadow_prices(segments, result.choice, result.rate).saving_T
         for pool in range(3):
             wider = enumerate_schedules(segments.with_limit(pool, float(segments.limit_T[pool]) + 1)).rate
             saving = (result.rate - wider) * result.choice.throughput / float(segments.units_T[pool])
@@ -294,3 +296,92 @@ def test_a_permitted_gap_is_kept(eps: float) -> None:
         optimum, rough = minimise(segments), minimise(segments, eps=eps)
         assert rough.bound <= optimum.rate * (1 + 1e-9)
         assert rough.rate <= optimum.rate * (1 + eps) * (1 + 1e-9)
+
+
+def test_a_label_is_dropped_only_if_its_completions_are_left() -> None:
+    """A label on another pool may not replace one whose completion begins on that pool; two such labels may."""
+    inf = math.inf
+    pods = np.full((2, 2, 3), inf)
+    pods[0, 0] = [1, 2, 3]  # the cheapest start is on pool 0 ...
+    pods[1, 1] = [1, 9, inf]  # ... where the cheapest end is, too
+    found = search(pods, np.ones(3), np.full(3, 9.0), np.zeros(3), {0, 1, 2}, inf, lambda: False)
+    assert found.stages == [(0, 0, 1), (1, 1, 0)]
+    assert found.bound == 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_label_searches_on_larger_problems_equal_highs_with_any_multipliers(seed: int) -> None:
+    rng = np.random.default_rng(8000 + seed)
+    segments = build_segments(random_problem(rng, 12, 6, most_pods=8, specialised=True))
+    best, _ = fastest(segments)
+    theta = best * float(rng.uniform(0.7, 1.0)) * (1 - 1e-9)
+    points, price = Points(segments, search_prices(segments), np.array([theta])), search_prices(segments)
+    theirs = highs_price(segments, theta)
+    for multipliers in (np.zeros(6), price * rng.uniform(0, 1, 6), price * 50):  # the last ones bound nothing
+        found = search(points.pods[0], price, points.room[0], multipliers, set(), math.inf, lambda: False)
+        assert found.stages is not None
+        assert points.fits(0, found.stages)
+        assert found.bound == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_search_with_few_labels_says_that_it_is_not_finished() -> None:
+    segments = build_segments(with_floor(random_problem(np.random.default_rng(5), 40, 6, most_pods=9), 0.93))
+    price = search_prices(segments)
+    points = Points(segments, price, np.array([segments.floor]))
+    found = search(points.pods[0], price, points.room[0], np.zeros(6), set(range(6)), math.inf, lambda: False, 1000)
+    assert not found.finished
+    assert found.stages is None
+    assert found.num_labels <= 1000 + 512 + 40 * 6
+    assert 0 < found.bound <= cheapest_at(segments, segments.floor).rate * segments.floor * (1 + 1e-9)
+
+
+def test_multipliers_are_found_without_a_plan() -> None:
+    """Steps of a length for the ceiling, which is far above every bound, would raise nothing."""
+    segments = build_segments(with_floor(random_problem(np.random.default_rng(9), 30, 6, specialised=True), 0.9))
+    price = search_prices(segments)
+    points = Points(segments, price, np.array([segments.floor]))
+    free = float(cheapest_paths(points.pods * price).value_S[0])
+    bounds = [
+        relax(
+            points.pods,
+            price,
+            points.room,
+            np.zeros((1, 6)),
+            np.array([free * factor]),
+            20,
+            lambda row, stages: math.inf,
+            lambda: False,
+        ).bound_S[0]
+        for factor in (2.0, 1e6)
+    ]
+    assert bounds[0] > free * (1 + 1e-3)
+    assert bounds[1] == pytest.approx(bounds[0], rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_halved_intervals_lead_to_the_same_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving begins after many labels; here, it begins at once."""
+    rng = np.random.default_rng(9000 + seed)
+    segments = build_segments(with_floor(random_problem(rng, 9, 3, most_pods=12, specialised=True), 0.8))
+    halved = 0
+    halve = sweep._Sweep.halve
+
+    def counted(self: Any, *interval: float) -> Any:
+        nonlocal halved
+        halved += 1
+        return halve(self, *interval)
+
+    monkeypatch.setattr(sweep, "_FEW_LABELS", 0)
+    monkeypatch.setattr(sweep._Sweep, "halve", counted)
+    found = minimise(segments)
+    assert found.finished
+    assert found.rate == pytest.approx(enumerate_schedules(segments).rate, rel=1e-8)
+    assert halved > 0 or not found.limits_mattered
+
+
+def test_a_bound_of_the_rest_uses_the_prices_within_it() -> None:
+    segments = build_segments(small_problem(1, with_rough_floor))
+    state = sweep._Sweep(segments, math.inf, 0.0, lambda: False)
+    state.seen = [(1.0, 10.0), (1.5, 30.0)]
+    # At least 10 $/h below 1.5 samples/s, and 30 from there on.
+    assert state.bounds_of([(1.0, 3.0, 10.0)]) == [max(min(10 / 1.5, 30 / 3), least_rate(segments, state.price))]

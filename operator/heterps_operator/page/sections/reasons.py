@@ -8,6 +8,7 @@ from heterps_operator.formatting import format_money
 from heterps_operator.page.document import facts, section
 from heterps_operator.page.html import Content, Markup, data_table
 from heterps_operator.terminal.explanation import (
+    ALTERNATIVES_LEFT_OUT,
     describe_bottleneck,
     describe_contributions,
     describe_interruptions,
@@ -49,6 +50,7 @@ def reasons_section(planned: Planned) -> Markup:
         *(("found by", sentence) for sentence in describe_contributions(plan)),
         ("limited by", describe_bottleneck(explanation)),
         *(("limits", sentence) for sentence in describe_shadow_prices(planned.problem, plan)),
+        *([] if explanation.complete else [("alternatives", ALTERNATIVES_LEFT_OUT)]),
     ]
     rows = [_row("this plan", plan.cost, plan.cost_per_hour, plan.throughput, "")]
     rows += [_alternative(other) for other in explanation.alternatives]
