@@ -220,10 +220,6 @@ def _is_dominated(price: float, guarded: int, guards: int, before: int, others: 
     return False
 
 
-def _at_most(a: float, b: float) -> bool:
-    return a <= b
-
-
 def _unwind(history: Any) -> list[Stage]:
     stages: list[Stage] = []
     while history is not None:
