@@ -232,7 +232,9 @@ class CoordinatorServer:
             for folder, reason in skipped:
                 self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
             if manifest is not None and manifest.imported_from:
-                self.core.journal.note("ModelImported", f"the model begins with the values of {manifest.imported_from}")
+                state = f", with its optimizers' state after {n} steps" if (n := manifest.earlier_steps) else ""
+                what = f"the model begins with the values of {manifest.imported_from}{state}"
+                self.core.journal.note("ModelImported", what)
             self.core.checkpoints_opened(manifest)
 
         def failed(error: Exception) -> None:

@@ -115,8 +115,11 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     job.start(after, 3)
     job.wait(lambda status: status["committedSteps"] >= 3)
     job.credentials.request("POST", PATH_STOP)  # it goes on from a checkpoint of its own
-    assert job.wait()["committedSteps"] < steps
+    stopped = job.wait()
     job.close()
+    assert stopped["committedSteps"] < steps
+    said = [event["message"] for event in stopped["events"] if event["reason"] == "ModelImported"]
+    assert [message.partition(", ")[2] for message in said] == [f"with its optimizers' state after {steps} steps"]
     status = finish(ThreadedJob(second), after, 2)
     both = configuration(folder / f"both-{optimizer}", model, optimizer=optimizers, steps=2 * steps)
     expected = train(RunConfig.from_json(both), torch.float64, Again(RunConfig.from_json(both), steps))
