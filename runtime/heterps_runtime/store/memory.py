@@ -79,7 +79,8 @@ class Slab:
         start, stop = self._released, num_rows * self.row_nbytes // _UNIT * _UNIT
         if stop > start and hasattr(mmap, "MADV_DONTNEED"):
             self._released = stop
-            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+            with suppress(OSError):  # of a process whose memory is locked
+                self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _copy_into_larger(self, capacity: int) -> None:
         try:

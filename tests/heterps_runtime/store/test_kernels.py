@@ -1,6 +1,7 @@
 """What lies under the stores: memory that grows, kernels that compile once, warm-up."""
 
 import mmap
+import resource
 import subprocess
 import sys
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heterps_runtime.store import memory
 from heterps_runtime.store.kernel import kernel, view
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import DenseOptimizer
@@ -53,9 +55,41 @@ def test_a_slab_without_memory_to_grow_stays_as_it_was(watched: bool) -> None:
 
 def test_a_slab_grows_without_copying_where_the_system_can() -> None:
     slab = Slab(np.int64, capacity=mmap.PAGESIZE)
-    memory = slab._map
+    before = slab._map
     slab.reserve(10 * mmap.PAGESIZE)
-    assert slab._map is memory
+    assert slab._map is before
+
+
+def test_a_slab_gives_the_memory_of_its_first_rows_back() -> None:
+    slab = Slab(np.int64, capacity=1 << 20)  # 8 MiB
+    slab.array[:] = 7
+    slab.release((1 << 18) - 1)  # less than a unit of 2 MiB
+    assert (slab.array == 7).all()
+    slab.release((1 << 19) + 5)
+    assert not slab.array[: 1 << 19].any()
+    assert (slab.array[1 << 19 :] == 7).all()
+    slab.release(1 << 20)
+    assert not slab.array.any()
+
+
+def test_populated_memory_causes_no_faults() -> None:
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).madvise(memory._POPULATE_WRITE)
+    except OSError:
+        pytest.skip("this kernel has no MADV_POPULATE_WRITE")
+    slab = Slab(np.int64, capacity=1 << 22)  # 32 MiB
+    half = 1 << 21
+    slab.populate(half)
+    first = faults()
+    slab.array[:half] += 1
+    second = faults()
+    slab.array[half:] += 1
+    third = faults()
+    assert third - second >= 8  # pages of 2 MiB or smaller
+    assert second - first < 4
 
 
 def test_a_view_costs_a_copy_only_where_the_kernels_could_not_read() -> None:
