@@ -29,7 +29,7 @@ def test_a_slab_keeps_its_contents_and_shows_zeros_beyond() -> None:
     assert slab.row_nbytes == 12
 
 
-def test_a_slab_that_somebody_looks_at_grows_by_copying() -> None:
+def test_a_slab_with_a_view_grows_by_copying() -> None:
     slab = Slab(np.int64, capacity=4)
     slab.array[:] = 7
     seen = slab.array[1:]
