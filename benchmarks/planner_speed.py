@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -193,9 +194,11 @@ def main() -> None:
     ]
     if arguments.clusters:
         rows += [measure_clusters(num_pools, arguments.clusters) for num_pools in (2, 4, 16, 32, 64)]
-    levels = [
-        measure_level(*level, arguments.limit, cut=kind == "cut") for level in _LEVELS for kind in arguments.levels
-    ]
+    levels = []
+    for level in _LEVELS:
+        for kind in arguments.levels:
+            levels.append(measure_level(*level, arguments.limit, cut=kind == "cut"))
+            print(f"measured {levels[-1]['problems']}", file=sys.stderr, flush=True)  # drawing some takes minutes
     if arguments.output == "json":
         print(json.dumps({"version": 2, "rows": rows, "levels": levels}, indent=2))
         return
