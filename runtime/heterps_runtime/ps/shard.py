@@ -183,6 +183,7 @@ class Shard:
         """Make room for the rows that this server loads from files."""
         number, expected = _num_servers_of(manifest), dict.fromkeys(self.stores, 0.0)
         for entry in files:
+            # Files that are not those of servers have any slots: a store grows while it loads them.
             share = share_of_slots(entry.index, number, self._index, self._num_servers) if number else 0.0
             for dim, count in count_rows(storage, manifest, entry).items():
                 expected[dim] += share * count

@@ -271,8 +271,8 @@ class RowStore:
         table, row_id = key >> ID_BITS, key & ((1 << ID_BITS) - 1)
         if table in self.tables:
             spec = self.tables[table]
-            raise ValueError(f"keys[{bad}]: table {spec.name!r} has ids 0 .. {spec.num_embeddings - 1}, not {row_id}")
-        raise ValueError(f"keys[{bad}]: {key} is of table {table}, this store has {sorted(self.tables)}")
+            raise ValueError(f"keys: table {spec.name!r} has ids 0 .. {spec.num_embeddings - 1}, not {row_id}")
+        raise ValueError(f"keys: {key} is of table {table}, this store has {sorted(self.tables)}")
 
 
 def largest_usable(dtype: np.dtype[Any], num_terms: int) -> Any:
