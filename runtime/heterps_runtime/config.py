@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from heterps_runtime.contract import RUN_CONFIG_VERSION
 from heterps_runtime.errors import UserError
+from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.versions import check_version
 
-__all__ = ["PoolConfig", "RunConfig"]
+__all__ = ["PoolConfig", "RunConfig", "SpillConfig"]
 
 Consistency = Literal["sync", "hybrid", "async"]
 
@@ -34,6 +35,15 @@ class PoolConfig:
     def all_reduces(self) -> bool:
         """Whether workers hold dense replicas and all-reduce; otherwise the servers hold the dense parameters."""
         return self.device_type != "CPU"
+
+
+@dataclass(frozen=True)
+class SpillConfig:
+    """Where servers keep rows that do not fit into memory."""
+
+    directory: Path
+    memory: int  # bytes of rows and state of a server that stay in memory
+    max_bytes: int | None  # of disk; None: no limit
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class RunConfig:
     seed: int
     precision: Literal["fp32", "fp64", "bf16", "tf32"]
     wire_precision: Literal["full", "fp16", "bf16"]
+    spill: SpillConfig | None  # None: servers keep all rows in memory
     encrypted: bool  # links between processes
     checkpoint_path: str
     checkpoint_every: int  # steps
@@ -168,6 +179,7 @@ class RunConfig:
             seed=training["seed"],
             precision=training["precision"],
             wire_precision=servers["wirePrecision"],
+            spill=_spill(servers.get("spill"), work),
             encrypted=spec.get("encryption") == "Required",
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],
@@ -192,3 +204,14 @@ class RunConfig:
             keep_optimizer_state=(model.get("initFrom") or {}).get("optimizerState") == "Keep",
             code=spec.get("code"),
         )
+
+
+def _spill(spill: dict[str, Any] | None, work: Path) -> SpillConfig | None:
+    if spill is None:
+        return None
+    field, most = "spec.parameterServer.spill", spill.get("maxBytes")
+    return SpillConfig(
+        directory=Path(spill.get("directory") or work / "spill"),
+        memory=parse_bytes(spill["memory"], f"{field}.memory"),
+        max_bytes=None if most is None else parse_bytes(most, f"{field}.maxBytes"),
+    )

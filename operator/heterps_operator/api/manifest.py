@@ -366,6 +366,7 @@ def _with_paths(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         (spec["data"]["cache"], "directory"),
         (spec["checkpoint"], "path"),
         (spec["model"].get("initFrom", {}), "path"),
+        (spec["parameterServer"].get("spill", {}), "directory"),
     ):
         if key in fields and not is_uri(fields[key]):
             fields[key] = os.path.normpath(folder / fields[key])

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from heterps_runtime.data.errors import DataError, nearest
+from heterps_runtime.quantity import parse_bytes
 
 __all__ = [
     "CRITEO_DENSE",
@@ -22,7 +22,6 @@ __all__ = [
     "Split",
     "TensorColumn",
     "label_kind",
-    "parse_bytes",
 ]
 
 Format = Literal["parquet", "arrow", "csv", "criteo-tsv"]
@@ -36,25 +35,8 @@ CRITEO_LABEL = "label"
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_SPARSE = tuple(f"C{i}" for i in range(1, 27))
 
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _CLASS_LOSSES = {"crossentropy", "crossentropyloss", "nllloss"}
 _MAX_ELEMENTS = 1 << 28  # of one row's tensor: 1 GiB as float32
-
-
-def parse_bytes(value: str | int, field: str) -> int:
-    """Read a Kubernetes quantity such as `10Gi`, `500M` or `1.5Gi` as a number of bytes.
-
-    Raises:
-        DataError: the value is not a quantity, or not above zero.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(value).strip())
-    if match is None or match[2] not in _UNITS:
-        raise DataError(f"{field}: must be a quantity such as 10Gi or 500M, is {value!r}")
-    size = int(Decimal(match[1]) * _UNITS[match[2]])
-    if size <= 0:
-        raise DataError(f"{field}: must be above zero, is {value!r}")
-    return size
 
 
 def label_kind(loss: str, num_classes: int | None = None) -> LabelKind:

@@ -104,6 +104,13 @@ class ParameterServer(Member):
         rows.set_function(lambda: self._shard.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
         memory.set_function(lambda: self._shard.num_bytes)
+        if (space := self._shard.spill) is not None:
+            disk = Gauge("heterps_ps_disk_bytes", "Disk of rows and state", registry=self._registry)
+            disk.set_function(lambda: space.nbytes)
+            read = Gauge("heterps_ps_disk_rows_read", "Rows read from disk", registry=self._registry)
+            read.set_function(lambda: space.num_read)
+            written = Gauge("heterps_ps_disk_rows_written", "Rows written to disk", registry=self._registry)
+            written.set_function(lambda: space.num_written)
         self._metrics_server = MetricsServer(self._registry, host, ports.metrics)
         self._index = index
         self._pool = pool
@@ -113,7 +120,8 @@ class ParameterServer(Member):
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
+        disk = self._config.spill.directory if self._config.spill else None
+        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision, disk)
         self._join()
         try:
             self._serve()
@@ -258,16 +266,14 @@ class ParameterServer(Member):
             self._refused.inc()
             return
         match request:
+            case Pull() | PullDense() if self._is_early(request):
+                self._parked.append((sender, request))
+                if isinstance(request, Pull):
+                    self._shard.read_ahead(request.keys)
             case Pull():
-                if request.version > self._shard.committed:
-                    self._parked.append((sender, request))
-                else:
-                    self._send(sender, Rows(request.request, self._pull(request)))
+                self._send(sender, Rows(request.request, self._pull(request)))
             case PullDense():
-                if request.version > self._shard.dense_committed:
-                    self._parked.append((sender, request))
-                else:
-                    self._send(sender, Dense(request.request, self._shard.pull_dense(request.names)))
+                self._send(sender, Dense(request.request, self._shard.pull_dense(request.names)))
             case Push():
                 self._shard.push(request.step, request.worker, self._read_push(request))
                 self._send(sender, Ack(request.step))
@@ -276,6 +282,11 @@ class ParameterServer(Member):
                 self._shard.define(request.tables, request.dense, request.statistics)
                 self._link.status = "ready"
                 self._send(sender, Defined())
+
+    def _is_early(self, request: Pull | PullDense) -> bool:
+        """Whether a pull has to wait for a commit."""
+        made = self._shard.committed if isinstance(request, Pull) else self._shard.dense_committed
+        return request.version > made
 
     def _pull(self, request: Pull) -> dict[int, Array]:
         rows = {}
@@ -300,8 +311,9 @@ class ParameterServer(Member):
 
     def _release(self) -> None:
         """Answer pulls that waited for the latest commit."""
-        parked, self._parked = self._parked, []
-        for sender, request in parked:
+        ready = [(sender, request) for sender, request in self._parked if not self._is_early(request)]
+        self._parked = [(sender, request) for sender, request in self._parked if self._is_early(request)]
+        for sender, request in ready:
             self._request(sender, request)
 
     def _totals(self) -> dict[str, float]:

@@ -40,6 +40,7 @@ from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
 
 __all__ = ["Gradients", "Shard"]
@@ -72,6 +73,8 @@ class Shard:
         self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
         self._init = EmbeddingInit.from_manifest(config.embedding_init)
         self._dtype = np.dtype(config.dtype_name)
+        spill = config.spill
+        self.spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
         self.committed = 0  # steps in the rows
         self.dense_committed = 0  # steps in the dense parameters: one more during a commit
         self.tables: dict[int, Table] = {}
@@ -122,7 +125,8 @@ class Shard:
             by_dim.setdefault(table.dim, {})[index] = spec
         for dim, specs in by_dim.items():
             if dim not in self.stores:
-                self.stores[dim] = RowStore(dim, self._dtype, self._sparse_optimizer, self._config.seed, specs)
+                layout = dim, self._dtype, self._sparse_optimizer
+                self.stores[dim] = RowStore(*layout, self._config.seed, specs, self.spill)
         unknown = {n: v for n, v in dense.items() if n not in self.dense.names}
         missing = {n: v for n, v in statistics.items() if n not in self.statistics.names}
         if self._restore is not None:
@@ -228,6 +232,12 @@ class Shard:
     def pull(self, keys: Mapping[int, Array]) -> dict[int, Array]:
         """The rows of keys: dim -> (U,) becomes dim -> (U, dim)."""
         return {dim: self.stores[dim].pull(k) for dim, k in keys.items()}
+
+    def read_ahead(self, keys: Mapping[int, Array]) -> None:
+        """Read rows that are on disk, because `pull` will need these keys after the next commit."""
+        if self.spill is not None:
+            for dim, of_dim in keys.items():
+                self.stores[dim].read_ahead(of_dim)
 
     def pull_dense(self, names: Collection[str]) -> dict[str, Array]:
         """Dense parameters and statistics by name."""

@@ -155,6 +155,15 @@ def gather_rows(rows: AnyFloats, positions: Int32s, out: AnyFloats) -> None:
 
 
 @kernel
+def scatter_rows(values: AnyFloats, positions: Int32s, rows: AnyFloats) -> None:
+    """rows[positions[i]] = values[i]; positions are distinct."""
+    for i in range(positions.size):
+        p = np.uint64(positions[i])
+        for j in range(values.shape[1]):
+            rows[p, j] = values[i, j]
+
+
+@kernel
 def scatter_add_rows(
     grads: AnyFloats, step: int, per_step: int, positions: Int32s, skip: Mask, accumulator: AnyFloats
 ) -> None:

@@ -82,6 +82,13 @@ class Slab:
             with suppress(OSError):  # of a process whose memory is locked
                 self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
+    def release_after(self, num_rows: int) -> None:
+        """Give back the memory behind the first `num_rows` rows, as far as it is whole pages: it is zero again."""
+        start = -(-num_rows * self.row_nbytes // _UNIT) * _UNIT
+        if start < len(self._map) and hasattr(mmap, "MADV_DONTNEED"):
+            with suppress(OSError):  # of a process whose memory is locked
+                self._map.madvise(mmap.MADV_DONTNEED, start, len(self._map) - start)
+
     def _copy_into_larger(self, capacity: int) -> None:
         try:
             larger = mmap.mmap(-1, capacity * self.row_nbytes, flags=_FLAGS)

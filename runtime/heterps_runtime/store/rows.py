@@ -23,10 +23,12 @@ from heterps_runtime.store.index import MAX_ROWS, HashIndex
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
+from heterps_runtime.store.lookup import gather_rows, scatter_add_rows, scatter_rows
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
+from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.values import Values, values_of
 
 __all__ = ["RowStore", "count_unusable", "largest_usable"]
 
@@ -42,13 +44,20 @@ class RowStore:
         optimizer: applied once per touched row and step.
         seed: of the initial values.
         tables: tables of this dimension, by number.
+        spill: memory and disk for rows and state; None: all are in memory.
 
     Attributes:
         changes: which rows have changed since which snapshot.
     """
 
     def __init__(
-        self, dim: int, dtype: DTypeLike, optimizer: SparseOptimizer, seed: int, tables: Mapping[int, TableSpec]
+        self,
+        dim: int,
+        dtype: DTypeLike,
+        optimizer: SparseOptimizer,
+        seed: int,
+        tables: Mapping[int, TableSpec],
+        spill: SpillSpace | None = None,
     ) -> None:
         if dim < 1:
             raise ValueError(f"dim: must be >= 1, is {dim}")
@@ -62,8 +71,8 @@ class RowStore:
         self._num_rows = 0
         self._index = HashIndex()
         self._keys = Slab(np.int64)
-        self._rows = Slab(self.dtype, (dim,))
-        self._state = {name: Slab(self.dtype, (n,)) for name, n in optimizer.state_columns(dim).items()}
+        layout = dim, self.dtype, optimizer.state_columns(dim)
+        self._values: Values = values_of(*layout, spill)
         self.changes = Changes()
         self._snapshot: RowSnapshot | None = None  # in progress
         self._unique = UniqueKeys()
@@ -77,16 +86,16 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes used by rows, state, keys, index and a snapshot in progress, without reserved memory."""
+        """Bytes of memory for rows, state, keys, index and a snapshot in progress, without reserved memory."""
         snapshot = self._snapshot  # the pulse's thread asks, too
         held = snapshot.num_held * self.row_nbytes if snapshot else 0
-        per_row = self.row_nbytes + self.changes.row_nbytes
-        return self._num_rows * per_row + self._index.nbytes + held
+        per_row = self._keys.row_nbytes + self.changes.row_nbytes
+        return self._num_rows * per_row + self._values.nbytes(self._num_rows) + self._index.nbytes + held
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of a row with its key and its state, as in a checkpoint."""
-        return sum(slab.row_nbytes for slab in (self._keys, self._rows, *self._state.values()))
+        return self._keys.row_nbytes + self._values.row_nbytes
 
     def pull(self, keys: NDArray[np.int64]) -> AnyFloats:
         """Rows (n, dim) of `keys` (n,). An untrained row has its initial values, and is not stored.
@@ -98,7 +107,8 @@ class RowStore:
         result = np.empty((len(given), self.dim), self.dtype)
         positions, unknown = self._scratch(len(given))
         num_unknown = self._index.find(given, self._keys.array, positions, unknown)
-        gather_rows(self._rows.array, positions, result)
+        for part, at in self._values.parts(positions, change=False):
+            gather_rows(self._values.rows, at, result[part])
         if num_unknown:
             self._raise_for(given, draw_rows(given, unknown[:num_unknown], *self._draws, result))
         return result
@@ -134,9 +144,17 @@ class RowStore:
         if self._snapshot is not None:
             self._snapshot.keep(touched)
         self.changes.touch(touched)
-        state = {name: slab.array for name, slab in self._state.items()}
-        self.optimizer.update(self._rows.array, state, touched, sums, scale, step)
+        for part, at in self._values.parts(touched, change=True):
+            self.optimizer.update(self._values.rows, self._values.state, at, sums[part], scale, step)
         return 0
+
+    def read_ahead(self, keys: NDArray[np.int64]) -> None:
+        """Bring rows that are on disk into memory, because `pull` is about to need them."""
+        given: Int64s = view(keys, np.int64)
+        positions, unknown = self._scratch(len(given))
+        self._index.find(given, self._keys.array, positions, unknown)
+        for _ in self._values.parts(positions, change=False):
+            pass
 
     def count_changed(self, since: int | None) -> int:
         """Number of rows that have changed after a snapshot; None: of all rows."""
@@ -168,15 +186,14 @@ class RowStore:
 
     def new_chunk(self, count: int) -> RowChunk:
         """Memory for a copy of `count` rows."""
-        state = {name: np.empty((count, *slab.array.shape[1:]), self.dtype) for name, slab in self._state.items()}
+        columns = self.optimizer.state_columns(self.dim)
+        state = {name: np.empty((count, n), self.dtype) for name, n in columns.items()}
         return RowChunk(np.empty(count, np.int64), np.empty((count, self.dim), self.dtype), state)
 
     def copy(self, positions: Int32s, out: RowChunk) -> None:
         """Copy the rows at positions (n,) to `out`, n rows."""
         np.take(self._keys.array, positions, out=out.keys, mode="clip")  # "raise" would copy twice
-        gather_rows(self._rows.array, positions, out.rows)
-        for name, slab in self._state.items():
-            gather_rows(slab.array, positions, out.state[name])
+        self._values.copy(positions, out.rows, out.state)
 
     def reserve(self, num_rows: int) -> None:
         """Make room for so many rows, before as many are loaded: growing step by step takes as long as loading."""
@@ -190,13 +207,14 @@ class RowStore:
             ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
         """
         given: Int64s = view(keys, np.int64)
-        expected: dict[str, tuple[Slab, AnyFloats | None]] = {"rows": (self._rows, rows)}
+        columns = self.optimizer.state_columns(self.dim)
+        expected: dict[str, tuple[int, AnyFloats | None]] = {"rows": (self.dim, rows)}
         if state is not None:
-            expected |= {f"state {n!r}": (s, state.get(n)) for n, s in self._state.items()}
-        if state is not None and set(state) != set(self._state):
-            raise ValueError(f"state: {self.optimizer.name!r} has {sorted(self._state)}, got {sorted(state)}")
-        for name, (slab, array) in expected.items():
-            shape = (len(given), *slab.array.shape[1:])
+            expected |= {f"state {name!r}": (n, state.get(name)) for name, n in columns.items()}
+        if state is not None and set(state) != set(columns):
+            raise ValueError(f"state: {self.optimizer.name!r} has {sorted(columns)}, got {sorted(state)}")
+        for name, (n, array) in expected.items():
+            shape = (len(given), n)
             if array is None or array.shape != shape or array.dtype != self.dtype:
                 found = "nothing" if array is None else f"{array.dtype} {array.shape}"
                 raise ValueError(f"{name}: must be {self.dtype} {shape}, is {found}")
@@ -204,13 +222,12 @@ class RowStore:
             return
         first = self._num_rows
         positions = self._claim(given, draw=False)
-        are_new = self._num_rows - first == len(given)
-        if not are_new and len(self._unique(given)[0]) < len(given):
+        if self._num_rows - first < len(given) and len(self._unique(given)[0]) < len(given):
             raise ValueError("keys: a key occurs twice")
-        # New rows, as those of a checkpoint, are one piece of memory.
-        rows_of = slice(first, None) if are_new else positions
-        for slab, array in expected.values():
-            slab.array[: self._num_rows][rows_of] = array
+        for part, at in self._values.parts(positions, change=True):
+            scatter_rows(view(rows[part], self.dtype), at, self._values.rows)
+            for name, values in (state or {}).items():
+                scatter_rows(view(values[part], self.dtype), at, self._values.state[name])
 
     def _claim(self, keys: Int64s, *, draw: bool = True) -> Int32s:
         """Return the row of each key, (n,): new rows for unknown keys, with their initial state.
@@ -230,20 +247,25 @@ class RowStore:
 
     def _initialise(self, num_rows: int, *, draw: bool) -> None:
         start, self._num_rows = self._num_rows, num_rows
-        if num_rows > start:
-            self.changes.add(start, num_rows, self.changes.now if draw else LOADED)
+        if num_rows == start:
+            return
+        self.changes.add(start, num_rows, self.changes.now if draw else LOADED)
+        self._values.reserve(num_rows)
+        initial_state = self.optimizer.initial_state()
+        for part, at in self._values.parts(np.arange(start, num_rows, dtype=np.int32), change=True):
             if draw:
-                positions = np.arange(num_rows - start, dtype=np.int32)
-                draw_rows(self._keys.array[start:num_rows], positions, *self._draws, self._rows.array[start:num_rows])
-            for name, value in self.optimizer.initial_state().items():
-                self._state[name].array[start:num_rows] = value
+                drawn = np.empty((len(at), self.dim), self.dtype)
+                draw_rows(self._keys.array[start:][part], np.arange(len(at), dtype=np.int32), *self._draws, drawn)
+                scatter_rows(drawn, at, self._values.rows)
+            for name, value in initial_state.items():
+                self._values.state[name][at] = value
 
     def _reserve(self, num_rows: int) -> None:
         if num_rows > MAX_ROWS:
             raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
         self.changes.reserve(num_rows)
-        for slab in (self._keys, *self._state.values(), self._rows):  # rows last: `_claim` reads their capacity
-            slab.reserve(num_rows)
+        self._values.reserve(num_rows)
+        self._keys.reserve(num_rows)  # last: `_claim` reads its capacity
 
     def _summed(self, given: list[tuple[Int64s, AnyFloats]], where: Int32s, num_touched: int) -> AnyFloats:
         if len(self._sums) < num_touched:

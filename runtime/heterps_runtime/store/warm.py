@@ -6,6 +6,8 @@ of a job would be slow, and their measured times useless.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -16,12 +18,24 @@ from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, fill_keys, group_b
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.values import SpilledValues
 
 __all__ = ["warm_up_server", "warm_up_worker"]
 
 
-def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision) -> None:
-    """Compile, or load from the cache, all kernels of a parameter server."""
+def warm_up_server(
+    sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision, disk: Path | None = None
+) -> None:
+    """Compile, or load from the cache, all kernels of a parameter server.
+
+    Args:
+        sparse: optimizer of rows.
+        dense: optimizer of dense parameters.
+        dtype: of parameters.
+        wire: precision of messages.
+        disk: folder for rows that do not fit into memory; None: all do.
+    """
     _warm_up_wire(dtype, wire)
     keys = np.arange(1_000, dtype=np.int64)  # more than a new index holds: growth is a kernel too
     store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", len(keys))})
@@ -32,6 +46,8 @@ def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeL
     store.apply([(keys, grads)], 1.0, 2)
     while not copy.done:
         copy.advance()
+    if disk is not None:
+        _warm_up_disk(dtype, disk)
     parameters = DenseStore(dense)
     parameters.add("warm", np.zeros(1, dtype))
     parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
@@ -56,6 +72,16 @@ def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
         one = Bags(inverse, np.zeros(1, np.int64))
         pooled, winners = bag_forward(rows, one)
         bag_backward(pooled, one, winners, rows)
+
+
+def _warm_up_disk(dtype: DTypeLike, folder: Path) -> None:
+    """Move rows to disk and back, until blocks with unused slots are cleaned."""
+    rows = np.arange(40_000, dtype=np.int32)
+    values = SpilledValues(8, dtype, {}, SpillSpace(folder, 1))
+    values.reserve(len(rows))
+    for changed in (rows, rows[::2], rows[1:]):
+        for _ in values.parts(changed, change=True):
+            pass
 
 
 def _warm_up_wire(dtype: DTypeLike, wire: Precision) -> None:

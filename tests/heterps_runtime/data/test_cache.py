@@ -19,7 +19,7 @@ import pytest
 from heterps_runtime.data import DataError, Dataset, DataSpec, open_dataset, source
 from heterps_runtime.data.errors import DataCacheError
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
-from heterps_runtime.data.spec import parse_bytes
+from heterps_runtime.quantity import parse_bytes
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
 

@@ -4,6 +4,7 @@ import mmap
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,16 +112,19 @@ def test_a_kernel_compiles_where_no_cache_can_be_written() -> None:
     assert kernel(scope["double"])(21) == 42
 
 
-def test_warm_up_leaves_nothing_to_compile() -> None:
+def test_warm_up_leaves_nothing_to_compile(tmp_path: Path) -> None:
     program = """
 import sys
+from pathlib import Path
 import numpy as np
+from heterps_runtime.store import values
 from heterps_runtime.store.dense import DenseOptimizer, DenseStore
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.initial import TableSpec
 from heterps_runtime.store.keys import UniqueKeys, partition
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from tests.heterps_runtime.helpers.store_reference import sparse_optimizer
 
@@ -131,7 +135,7 @@ def compiled():
 
 sparse = sparse_optimizer("rowwise-adagrad")
 dense = DenseOptimizer.from_manifest({"name": "adam", "learningRate": "0.1"})
-warm_up_server(sparse, dense, np.float32, "fp16")
+warm_up_server(sparse, dense, np.float32, "fp16", Path(sys.argv[1]))
 warm_up_worker(np.float32, "fp16", bags=True)
 before = compiled()
 # Kernels that others inline count only where the cache was cold; the ones called from here count always.
@@ -151,9 +155,17 @@ bag_backward(pooled, bags, winners, pulled)
 parameters = DenseStore(dense)
 parameters.add("w", np.zeros((3, 2), np.float32))
 parameters.apply([{"w": np.frombuffer(bytes(24), np.float32).reshape(3, 2)}] * 2, 1.0, 1)
+values._LEAST_FRAMES = 64
+space = SpillSpace(Path(sys.argv[1]), 1)
+rows = RowStore(16, np.float32, sparse, 0, {0: TableSpec("t", 10**6)}, space)
+for step, each in enumerate((keys, keys[::2], keys[::4]), 1):
+    for part in np.split(each[:600], 3):
+        rows.apply([(part, np.ones((len(part), 16), np.float32))], 1.0, step)
+        rows.pull(part)
+assert space.num_read and space.num_written
 assert compiled() == before, (before, compiled())
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True)
 
 
 def test_warm_up_takes_every_optimizer() -> None:

@@ -296,6 +296,8 @@ def _container(
     if (memory := _memory(job, pool, spec)) is not None:
         for kind in ("requests", "limits"):
             resources.setdefault(kind, {})["memory"] = memory
+    if (disk := _disk(job, spec)) is not None:
+        resources.setdefault("requests", {})["ephemeral-storage"] = disk
     if resources:
         container["resources"] = resources
     if spec.role in _MEMBER_ROLES:
@@ -322,6 +324,15 @@ def _memory(job: Json, pool: Json | None, spec: ProcessSpec) -> str | None:
     if each is None or spec.role not in _MEMBER_ROLES or not spec.units:
         return None
     return str(int(parse_quantity(each) * spec.units))
+
+
+def _disk(job: Json, spec: ProcessSpec) -> str | None:
+    """The disk of its node that a server may fill with rows; None: it is not known, or another disk is used.
+
+    It is not a limit: the kubelet does not see files without names, and the server keeps to `maxBytes` itself.
+    """
+    spill = (job["spec"].get("parameterServer") or {}).get("spill") or {}
+    return str(spill["maxBytes"]) if spec.role == "ps" and "maxBytes" in spill and "directory" not in spill else None
 
 
 def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
