@@ -157,9 +157,9 @@ class HeterPS(Processes):
         self.train(self._stages, self._servers, "cpu")
         return self
 
-    def measure(self, steps: int) -> Outcome:
-        """Wait for the end; return throughput after the first `SKIP` steps, from commits, and time per activity."""
-        begin = self._await(SKIP, steps)
+    def measure(self, steps: int, skip: int = SKIP) -> Outcome:
+        """Wait for the end; return throughput after the first `skip` steps, from commits, and time per activity."""
+        begin = self._await(skip, steps)
         end = self._await(steps, steps)
         status = end.status
         while status["phase"] not in ("Succeeded", "Failed", "Stopped"):
@@ -177,6 +177,7 @@ class HeterPS(Processes):
             "samplesPerCpuSecond": (end.samples - begin.samples) / sum(cpu),
             "cpuMillisecondsPerStep": {r: 1000 * c / measured for r, c in zip(roles, cpu, strict=True)},
             "logLoss": status["evaluation"]["logLoss"],
+            "serverBytes": sum(m["totals"]["bytes"] for m in end.status["members"] if m["name"].startswith("ps-")),
             "millisecondsPerStep": self._breakdown(begin.status, end.status),
         }
         self.request("POST", PATH_SHUTDOWN)

@@ -19,7 +19,7 @@ __all__ = ["Admitted", "Frames"]
 
 Bytes = NDArray[np.uint8]
 
-_MOST_USES = 7  # a row that was needed often leaves after so many rounds of the hand
+_MOST_USES = 15  # a row that was needed often leaves after so many rounds of the hand
 _FREE = 255  # uses of a frame without a row
 _AHEAD = 16  # rows whose entries are requested in advance
 

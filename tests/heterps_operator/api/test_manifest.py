@@ -94,6 +94,7 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, mo
         spec__data__evaluation="../common/test",
         spec__data__cache__directory="cache",
         spec__checkpoint__path="ckpt/",
+        spec__parameterServer={"spill": {"memory": "1Gi", "directory": "rows"}},
     )
     (tmp_path / "jobs" / "job.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -104,6 +105,7 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, mo
     assert spec["data"]["evaluation"] == str(tmp_path / "common/test")
     assert spec["data"]["cache"]["directory"] == str(tmp_path / "jobs/cache")
     assert spec["checkpoint"]["path"] == str(tmp_path / "jobs/ckpt")
+    assert spec["parameterServer"]["spill"]["directory"] == str(tmp_path / "jobs/rows")
 
 
 def test_uris_stay_as_they_are(tmp_path: Path) -> None:

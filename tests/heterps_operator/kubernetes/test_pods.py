@@ -159,6 +159,17 @@ def test_workers_and_servers_of_a_cpu_pool_are_held_to_its_memory(monkeypatch: p
     assert "memory" not in container_of(pod_of(GPU_WORKER))["resources"]["requests"]  # that of the pool is the card's
 
 
+def test_a_server_requests_the_nodes_disk_that_it_may_fill() -> None:
+    spill = {"memory": "4Gi", "maxBytes": "100Gi"}
+    servers = make_job(parameterServer={"spill": spill})
+    resources = container_of(pod_of(SERVER, servers))["resources"]
+    assert resources["requests"]["ephemeral-storage"] == "100Gi"
+    assert "ephemeral-storage" not in resources["limits"]
+    assert "ephemeral-storage" not in container_of(pod_of(CPU_WORKER, servers))["resources"]["requests"]
+    other = make_job(parameterServer={"spill": {**spill, "directory": "/nvme"}})  # that of a volume
+    assert "ephemeral-storage" not in container_of(pod_of(SERVER, other))["resources"]["requests"]
+
+
 # --- templates --------------------------------------------------------------------------------------------------------
 
 

@@ -101,7 +101,7 @@ def test_rows_on_disk_survive_the_death_of_a_server(
 def test_rows_are_read_before_the_commit_that_their_pull_waits_for(
     folder: Path, expected: dict[str, Any], spaces: list[SpillSpace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read ahead is still there for the pull, and was read once."""
+    """Each pull is read ahead once, and hardly a row is gone again when the pull comes."""
     read_ahead, pull = Shard.read_ahead, Shard.pull
     asked: dict[int, tuple[Any, int]] = {}  # version -> keys that are read ahead, and how many were on disk
     late: list[int] = []
@@ -125,6 +125,7 @@ def test_rows_are_read_before_the_commit_that_their_pull_waits_for(
     job = ThreadedJob(_document(folder / "ahead"))
     job.start([("cpu", LAST, 1)], 1)
     assert_same_model(trained_model(_end(job)), expected)
-    assert sum(count for _, count in asked.values()) > 100
+    early = sum(count for _, count in asked.values())
+    assert early > 300
     assert len(late) > 10
-    assert not any(late)
+    assert sum(late) < 0.2 * early

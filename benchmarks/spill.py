@@ -1,0 +1,204 @@
+"""Rows on disk: a table of ten times the memory, beside the same table in memory, and beside RocksDB.
+
+    python -m benchmarks.spill [--rounds 3] [--part store|job|both] [--cold]
+
+store: one thread, 2 million rows of dimension 16 with row-wise Adagrad, a tenth of them in memory. Each step draws
+20,000 ids by a Zipf law of 1.05, pulls their rows and applies a gradient to them. Clock time, of interleaved steps.
+RocksDB takes part if `rocksdict` is installed (`pip install rocksdict`): its block cache has the same memory.
+
+job: two workers and a server train the wide network, whose time is that of its rows, on a click log of a million ids
+(Zipf 1.05). The first epoch creates the rows; the second one counts.
+
+The kernel keeps files in memory that nobody else needs. With --cold, part `store` makes it forget them before each
+step, so that each row comes from the disk of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.training_speed import CACHE, LOG_SEED, TRAIN_ROWS, HeterPS, cpu_manifest
+from examples.paper.prepare import ClickLogSpec, write_click_log
+from numpy.typing import NDArray
+
+from heterps_runtime.store.initial import TableSpec
+from heterps_runtime.store.optimizers import SparseOptimizer
+from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.values import SpilledValues
+from heterps_runtime.store.warm import warm_up_server
+from heterps_runtime.store.optimizers import DenseOptimizer
+
+with suppress(ImportError):
+    import rocksdict
+
+ROWS, DIM, IDS_PER_STEP, STEPS, WARM_UP = 2_000_000, 16, 20_000, 60, 40
+RATE = 0.05
+SHARE = 0.1  # of the rows in memory
+EPOCH = -(-TRAIN_ROWS // 8192)
+
+Step = Callable[[NDArray[np.int64], NDArray[np.float32], int], None]
+
+
+class Entrant:
+    """A store with all rows."""
+
+    def __init__(self, name: str, step: Step, reads: Callable[[], int], forget: Callable[[], None]) -> None:
+        self.name, self.step, self.reads, self.forget = name, step, reads, forget
+        self.milliseconds: list[float] = []
+        self.rows_read: list[int] = []
+
+
+def row_store(name: str, space: SpillSpace | None) -> Entrant:
+    """The product's store, with a space or in memory."""
+    optimizer = SparseOptimizer.from_manifest({"name": "rowwise-adagrad", "learningRate": str(RATE)})
+    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", ROWS)}, space)
+    for keys in np.array_split(np.random.default_rng(0).permutation(ROWS), 40):
+        store.apply([(keys, np.zeros((len(keys), DIM), np.float32))], 1.0, 1)
+
+    def step(keys: NDArray[np.int64], gradients: NDArray[np.float32], number: int) -> None:
+        store.pull(keys)
+        store.apply([(keys, gradients)], 1.0, number)
+
+    def forget() -> None:
+        if isinstance(store._values, SpilledValues):
+            forget_file(store._values._file._descriptor)
+
+    return Entrant(name, step, lambda: space.num_read if space else 0, forget)
+
+
+def forget_file(descriptor: int) -> None:
+    """Make the kernel forget what it keeps of a file."""
+    os.fdatasync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def rocks(folder: Path, memory: int) -> Entrant:
+    """RocksDB as a store of rows with their state: many rows are read at once, and written as one batch."""
+    options: Any = rocksdict.Options(raw_mode=True)
+    block: Any = rocksdict.BlockBasedOptions()
+    block.set_block_cache(rocksdict.Cache(memory * 3 // 4))
+    block.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(block)
+    options.set_write_buffer_size(memory // 8)
+    options.set_compression_type(rocksdict.DBCompressionType.none())
+    db: Any = rocksdict.Rdict(str(folder), options)
+    width = DIM + 1
+    for keys in np.array_split(np.random.default_rng(0).permutation(ROWS), 40):
+        write(db, keys, np.zeros((len(keys), width), np.float32))
+
+    def step(keys: NDArray[np.int64], gradients: NDArray[np.float32], number: int) -> None:
+        del number
+        names = [key.tobytes() for key in keys]
+        values = np.frombuffer(b"".join(db[names]), np.float32).reshape(-1, width).copy()
+        values[:, DIM] += np.mean(gradients * gradients, axis=1)
+        values[:, :DIM] -= RATE * gradients / np.sqrt(values[:, DIM:])
+        write(db, keys, values)
+
+    def forget() -> None:
+        for file in folder.glob("*.sst"):
+            with file.open("rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    return Entrant("RocksDB", step, lambda: 0, forget)
+
+
+def write(db: Any, keys: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    """Write rows as one batch."""
+    batch: Any = rocksdict.WriteBatch(raw_mode=True)
+    for key, value in zip(keys, values, strict=True):
+        batch.put(key.tobytes(), value.tobytes())
+    db.write(batch)
+
+
+def compare_stores(folder: Path, *, cold: bool) -> None:
+    """Time interleaved steps of all stores, and print them."""
+    sparse = SparseOptimizer.from_manifest({"name": "rowwise-adagrad", "learningRate": str(RATE)})
+    dense = DenseOptimizer.from_manifest({"name": "sgd", "learningRate": "1"})
+    warm_up_server(sparse, dense, np.float32, "full", folder)
+    memory = int(SHARE * ROWS * (DIM * 4 + 4))
+    entrants = [row_store("in memory", None), row_store("a tenth in memory", SpillSpace(folder, memory))]
+    if "rocksdict" in globals():
+        entrants.append(rocks(folder / "rocks", memory))
+    weights = np.cumsum(1 / np.arange(1, ROWS + 1) ** 1.05)
+    rng = np.random.default_rng(1)
+    popular = rng.permutation(ROWS)
+    for number in range(2, WARM_UP + STEPS + 2):
+        drawn = popular[np.searchsorted(weights, rng.random(IDS_PER_STEP) * weights[-1])]
+        keys = np.unique(drawn).astype(np.int64)
+        gradients = rng.normal(size=(len(keys), DIM)).astype(np.float32)
+        for entrant in entrants:
+            if cold:
+                entrant.forget()
+            before, began = entrant.reads(), time.perf_counter()
+            entrant.step(keys, gradients, number)
+            if number >= WARM_UP + 2:
+                entrant.milliseconds.append(1e3 * (time.perf_counter() - began))
+                entrant.rows_read.append(entrant.reads() - before)
+    print(f"\n| {ROWS:,} rows{', from disk' if cold else ''} | ms per step, median (min - max) | rows read per step |")
+    print("|---|---|---|")
+    for entrant in entrants:
+        times = entrant.milliseconds
+        spread = f"{statistics.median(times):.2f} ({min(times):.2f} - {max(times):.2f})"
+        print(f"| {entrant.name} | {spread} | {statistics.median(entrant.rows_read):,.0f} |")
+
+
+def train(data: Path, memory: int | None, folder: Path) -> dict[str, Any]:
+    """Train two epochs with HeterPS; the first does not count."""
+    documents = cpu_manifest("wide", data, 2 * EPOCH, "fp32", "full")
+    if memory is not None:
+        documents[-1]["spec"]["parameterServer"]["spill"] = {"memory": memory}
+    with HeterPS(documents, folder) as job:
+        return job.measure(2 * EPOCH, skip=EPOCH)
+
+
+def compare_jobs(rounds: int) -> None:
+    """Train with all rows in memory and with a tenth of them, in turns, and print throughput and loss."""
+    data = write_click_log(CACHE / "click-log", ClickLogSpec(seed=LOG_SEED), TRAIN_ROWS, 50_000)
+    outcomes: dict[str, list[dict[str, Any]]] = {"in memory": [], "a tenth in memory": []}
+    memory: int | None = None
+    for number in range(rounds):
+        for name, found in outcomes.items():
+            with tempfile.TemporaryDirectory(prefix="heterps-spill-") as folder:
+                found.append(train(data, memory if name != "in memory" else None, Path(folder)))
+            if memory is None:
+                memory = int(SHARE * found[0]["serverBytes"])
+        print(f"round {number + 1}: " + str({n: round(o[-1]["samplesPerSecond"]) for n, o in outcomes.items()}), file=sys.stderr)
+    print("\n| wide network | samples/s, median (min - max) | in memory = 1 | held-out log loss |")
+    print("|---|---|---|---|")
+    for name, found in outcomes.items():
+        rates = [o["samplesPerSecond"] for o in found]
+        ratios = [o["samplesPerSecond"] / b["samplesPerSecond"] for o, b in zip(found, outcomes["in memory"], strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+        loss = statistics.median(o["logLoss"] for o in found)
+        print(f"| {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f}) | {ratio} | {loss:.4f} |")
+
+
+def main() -> None:
+    """Run the comparisons and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="of jobs; default: 3")
+    parser.add_argument("--part", choices=("store", "job", "both"), default="both")
+    parser.add_argument("--cold", action="store_true", help="read rows from the disk, not from the kernel's memory")
+    options = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if options.part != "job":
+        with tempfile.TemporaryDirectory(prefix="spill-", dir=CACHE) as folder:
+            compare_stores(Path(folder), cold=options.cold)
+    if options.part != "store":
+        compare_jobs(options.rounds)
+
+
+if __name__ == "__main__":
+    main()
