@@ -32,12 +32,11 @@ from examples.paper.prepare import ClickLogSpec, write_click_log
 from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec
-from heterps_runtime.store.optimizers import SparseOptimizer
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.values import SpilledValues
 from heterps_runtime.store.warm import warm_up_server
-from heterps_runtime.store.optimizers import DenseOptimizer
 
 with suppress(ImportError):
     import rocksdict
@@ -174,15 +173,22 @@ def compare_jobs(rounds: int) -> None:
                 found.append(train(data, memory if name != "in memory" else None, Path(folder)))
             if memory is None:
                 memory = int(SHARE * found[0]["serverBytes"])
-        print(f"round {number + 1}: " + str({n: round(o[-1]["samplesPerSecond"]) for n, o in outcomes.items()}), file=sys.stderr)
+        print(
+            f"round {number + 1}: " + str({n: round(o[-1]["samplesPerSecond"]) for n, o in outcomes.items()}),
+            file=sys.stderr,
+        )
     print("\n| wide network | samples/s, median (min - max) | in memory = 1 | held-out log loss |")
     print("|---|---|---|---|")
     for name, found in outcomes.items():
         rates = [o["samplesPerSecond"] for o in found]
-        ratios = [o["samplesPerSecond"] / b["samplesPerSecond"] for o, b in zip(found, outcomes["in memory"], strict=True)]
+        ratios = [
+            o["samplesPerSecond"] / b["samplesPerSecond"] for o, b in zip(found, outcomes["in memory"], strict=True)
+        ]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
         loss = statistics.median(o["logLoss"] for o in found)
-        print(f"| {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f}) | {ratio} | {loss:.4f} |")
+        print(
+            f"| {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f}) | {ratio} | {loss:.4f} |"
+        )
 
 
 def main() -> None:

@@ -120,8 +120,8 @@ class SpillSpace:
         room = self._size - self.nbytes
         if room < nbytes:
             raise UserError(
-                f"{_FIELD}.maxBytes: the rows of this server need more than {self._memory / 1e9:.2f} GB of memory and "
-                f"{self._size / 1e9:.2f} GB on disk: {_REMEDY}"
+                f"{_FIELD}.maxBytes: the rows of this server need more than {self._memory / 1e6:,.2f} MB of memory "
+                f"and {self._size / 1e6:,.2f} MB on disk: {_REMEDY}"
             )
         return min(max(nbytes, _GROWTH), room)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.memory import SavedBytes, anonymous_bytes, device_bytes
+from heterps_runtime.profiler.rehearsal import _rehearsed
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
@@ -26,11 +28,27 @@ CPU = torch.device("cpu")
 SGD = {"dense": {"name": "sgd", "learningRate": "0.5"}, "sparse": {"name": "sgd", "learningRate": "0.5"}}
 
 
-def _probe(folder: Path, model: str, *, all_reduces: bool = False) -> tuple[LayerProbe, RunConfig, UserModel]:
-    config = RunConfig.from_json(configuration(folder / "work", model, optimizer=SGD))
+def _probe(
+    folder: Path, model: str, *, all_reduces: bool = False, **servers: Any
+) -> tuple[LayerProbe, RunConfig, UserModel]:
+    document = configuration(folder / "work", model, optimizer=SGD)
+    document["job"]["spec"]["parameterServer"] |= servers
+    config = RunConfig.from_json(document)
     data = open_dataset(DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache"), "train")
     user = UserModel.build(config, data.schema.features)
     return LayerProbe(config, user, data, resolve_loss(config.loss), CPU, all_reduces=all_reduces), config, user
+
+
+def test_a_profile_needs_no_disk_of_the_servers(tmp_path: Path) -> None:
+    """Theirs may be a volume that a profiler's pod does not have."""
+    (tmp_path / "file").write_text("")
+    spill = {"memory": 1, "directory": str(tmp_path / "file" / "folder")}
+    probe, config, _ = _probe(tmp_path, "flights", spill=spill)
+    assert config.spill is not None
+    probe.step(probe.largest)
+    document = configuration(tmp_path / "work")
+    document["job"]["spec"]["parameterServer"]["spill"] = spill
+    assert "spill" not in _rehearsed(document)["job"]["spec"]["parameterServer"]
 
 
 @pytest.mark.parametrize("name", ["flights", "two_tower", "residual", "picture"])
