@@ -173,22 +173,18 @@ def compare_jobs(rounds: int) -> None:
                 found.append(train(data, memory if name != "in memory" else None, Path(folder)))
             if memory is None:
                 memory = int(SHARE * found[0]["serverBytes"])
-        print(
-            f"round {number + 1}: " + str({n: round(o[-1]["samplesPerSecond"]) for n, o in outcomes.items()}),
-            file=sys.stderr,
-        )
+        figures = ", ".join(f"{name} {found[-1]['samplesPerSecond']:,.0f}" for name, found in outcomes.items())
+        print(f"  round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
     print("\n| wide network | samples/s, median (min - max) | in memory = 1 | held-out log loss |")
     print("|---|---|---|---|")
     for name, found in outcomes.items():
         rates = [o["samplesPerSecond"] for o in found]
-        ratios = [
-            o["samplesPerSecond"] / b["samplesPerSecond"] for o, b in zip(found, outcomes["in memory"], strict=True)
-        ]
+        beside = [o["samplesPerSecond"] for o in outcomes["in memory"]]
+        ratios = [a / b for a, b in zip(rates, beside, strict=True)]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
         loss = statistics.median(o["logLoss"] for o in found)
-        print(
-            f"| {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f}) | {ratio} | {loss:.4f} |"
-        )
+        rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f})"
+        print(f"| {name} | {rate} | {ratio} | {loss:.4f} |")
 
 
 def main() -> None:

@@ -51,8 +51,11 @@ def test_a_job_is_trained_in_pods_on_the_right_nodes(make: Make) -> None:
 def test_a_suspended_job_goes_on_from_its_checkpoint_to_the_model_of_plain_pytorch(
     make: Make, expected_model: dict[str, Any]
 ) -> None:
-    job = make("broken", spec=COMPARED).submit()
+    spill = {"memory": "4Ki", "maxBytes": "64Mi"}  # the server makes its file on the node's disk
+    job = make("broken", spec={**COMPARED, "parameterServer.spill": spill}).submit()
     job.wait_for_step(60)
+    [server] = job.pods("ps")
+    assert server["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "64Mi"
     job.patch({"runPolicy": {"suspend": True}})
     status = job.wait_for_phase("Suspended")
     assert 60 <= status["checkpoint"]["step"] < 400

@@ -19,8 +19,8 @@ from heterps_operator.kubernetes.reading.readable import POOL, check
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.data.errors import DataError
-from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.errors import UserError
+from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.store.initial import EmbeddingInit
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.documents import NotJsonError, parse

@@ -64,8 +64,9 @@ class World:
         self.config = RunConfig(
             name="job", entrypoint="m:build", arguments={}, loss="l:loss", embedding_init={}, data={},
             global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1, precision="fp32",
-            wire_precision="full", spill=None, encrypted=False, checkpoint_path="/c", checkpoint_keep=3, checkpoint_increments=True,
-            pools=pools, work_directory=Path("/w"), model_path="/w/model", python_path=(), namespace="", **settings,
+            wire_precision="full", spill=None, encrypted=False, checkpoint_path="/c", checkpoint_keep=3,
+            checkpoint_increments=True, pools=pools,
+            work_directory=Path("/w"), model_path="/w/model", python_path=(), namespace="", **settings,
         )  # fmt: skip
         self.now = 1000.0
         self.sent: list[tuple[str, FromCoordinator]] = []

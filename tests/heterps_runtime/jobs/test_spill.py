@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def expected(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def spaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpillSpace]]:
+def spaces(monkeypatch: pytest.MonkeyPatch) -> list[SpillSpace]:
     """Memory for eight rows of a server; the spaces that the servers of the test make."""
     made: list[SpillSpace] = []
     begin = SpillSpace.__init__
@@ -47,7 +46,7 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpillSpace]]:
 
     monkeypatch.setattr(values, "_LEAST_FRAMES", 8)
     monkeypatch.setattr(SpillSpace, "__init__", remember)
-    yield made
+    return made
 
 
 def _document(work: Path, **spill: Any) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         store(SpillSpace(tmp_path / "file", 1000))
 
 
-def test_a_limit_that_is_used_up_is_named_before_a_row_changes(tmp_path: Path) -> None:
+def test_a_limit_that_is_used_up_is_named(tmp_path: Path) -> None:
     other = store(SpillSpace(tmp_path, 100_000, 10 * PAGE))
     with pytest.raises(UserError, match=r"spill\.maxBytes: the rows of this server need more than 0\.10 MB of memory"):
         other.apply([(np.arange(NUM_IDS), np.zeros((NUM_IDS, 16), np.float32))], 1.0, 1)
