@@ -18,7 +18,6 @@ from heterps_operator.kubernetes.reading.pools import declared_capacity
 from heterps_operator.kubernetes.reading.readable import POOL, check
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.data.errors import DataError
 from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.store.initial import EmbeddingInit
@@ -113,7 +112,7 @@ TARGETS = [
     Target("manifest.plan", _read_plan, (ValueError, NotJsonError), _plan, Form.JSON),
     Target("manifest.quantity", _read_quantity, (ValueError,), lambda: [b"10Gi", b"-1.5e3", b"500m"], Form.TEXT,
            longest=2048),
-    Target("manifest.bytes", _read_bytes, (DataError,), lambda: [b"10Gi", b"1.5M"], Form.TEXT, longest=2048),
+    Target("manifest.bytes", _read_bytes, (UserError,), lambda: [b"10Gi", b"1.5M"], Form.TEXT, longest=2048),
     Target("manifest.address", _read_address, (),
            lambda: [b"s3://bucket/c?region=x", b"see s3://KEY:SECRET@bucket/c and a@b", b"/data/c"], Form.TEXT),
     Target("manifest.initial", _read_initial, (ValueError, NotJsonError),
