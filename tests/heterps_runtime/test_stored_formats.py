@@ -56,6 +56,7 @@ TABLES = (
     TableRecord(1, "place.weight", num_embeddings=1 << 40, dim=1, init=NORMAL),
 )
 ROWS = np.array([[1.5, 2.5], [3.5, 4.5]], dtype=np.float32)
+FLOAT = np.dtype(np.float32)
 WEIGHT = np.array([[0.25, -0.5]], dtype=np.float32)
 
 
@@ -104,7 +105,7 @@ def row_file(ids: range, value: float, origin: Origin, added: int) -> RowFile:
         return RowChunk(keys, rows, {"sum": rows[:, :1].copy()})
 
     pieces = [piece(start) for start in range(0, len(ids), 8)]
-    part = RowPart(2, len(ids), 8, np.dtype(np.float32), {"sum": 1}, pieces)
+    part = RowPart("group-2", len(ids), 8, {"rows": (FLOAT, 2), "state/sum": (FLOAT, 1)}, pieces)
     return RowFile("rows-0.safetensors", [part], origin, 0, added)
 
 
@@ -252,7 +253,7 @@ def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> Non
 def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: Storage) -> None:
     name = f"{FOLDER}/manifest.json"
     document = json.loads(checkpoints.read(name))
-    document["manifest"]["version"] = 3  # its checksum may be another one
+    document["manifest"]["version"] = 4  # its checksum may be another one
     checkpoints.write_atomic(name, json.dumps(document).encode())
     for read in (lambda: find_latest(checkpoints), lambda: check_checkpoint(checkpoints, FOLDER)):
         with pytest.raises(UnsupportedVersionError) as caught:

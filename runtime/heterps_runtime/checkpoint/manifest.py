@@ -79,16 +79,13 @@ class TableRecord:
     candidate_unused_steps: int | None = None  # likewise of a candidate
     period: int | None = None  # steps from one turn to the next; None if nothing goes
 
-
     def with_rules(self, rules: TableRules) -> TableRecord:
         """The same table with its rules."""
         least = rules.min_steps if rules.min_steps > 1 else None
         limits = (rules.unused_steps, rules.candidate_unused_steps)
         row, candidate = (None if steps == NEVER else steps for steps in limits)
         period = rules.period if row or candidate else None
-        return replace(
-            self, min_steps=least, unused_steps=row, candidate_unused_steps=candidate, period=period
-        )
+        return replace(self, min_steps=least, unused_steps=row, candidate_unused_steps=candidate, period=period)
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,7 @@ def _arrays(parts: Sequence[RowPart], order: Sequence[str]) -> Iterator[Array]:
         yield held.pop(name)
 
 
-def row_arrays(
-    groups: Mapping[int, tuple[Array, Array, Mapping[str, Array]]], kind: str = "group"
-) -> dict[str, Array]:
+def row_arrays(groups: Mapping[int, tuple[Array, Array, Mapping[str, Array]]], kind: str = "group") -> dict[str, Array]:
     """Arrays of rows, or of candidates, by their names in a file, of one piece per dimension.
 
     Args:

@@ -24,7 +24,7 @@ from heterps_runtime.errors import UserError
 from heterps_runtime.partition.splitmix import mix64
 from heterps_runtime.partition.tables import Table
 
-__all__ = ["NEVER", "Ages", "TableRules", "rules_of"]
+__all__ = ["NEVER", "NO_RULES", "Ages", "TableRules", "rules_of"]
 
 NEVER = 1 << 62  # steps
 _ID_BITS = 48  # of a key, (table << 48) | id
@@ -55,6 +55,10 @@ class TableRules:
         return cls(admission.get("minSteps", 1), unused, min(unused, admission.get("unusedSteps", NEVER)))
 
 
+NO_RULES = TableRules()
+"""The first step that uses an id gives it a row, for good."""
+
+
 def rules_of(tables: Iterable[Table], entries: Sequence[Mapping[str, Any]]) -> dict[int, TableRules]:
     """The rules of each table, by its index.
 
@@ -79,11 +83,11 @@ def rules_of(tables: Iterable[Table], entries: Sequence[Mapping[str, Any]]) -> d
             )
         for name in found:
             rules[left.pop(name).index] = TableRules.from_manifest(entry)
-    return rules | {table.index: TableRules() for table in left.values()}
+    return rules | {table.index: NO_RULES for table in left.values()}
 
 
 class Ages:
-    """For how long the ids of some tables stay unused, as arrays.
+    """When ids of some tables go, as arrays.
 
     Args:
         tables: by index, (steps after which an id goes in its turn, or `NEVER`; steps from one turn to the next).
@@ -99,6 +103,16 @@ class Ages:
         self.periods = np.ones(size, np.int64)
         for index, (steps, period) in tables.items():
             self.limits[index], self.periods[index] = steps, period
+
+    @classmethod
+    def of_rows(cls, rules: Mapping[int, TableRules]) -> Ages:
+        """When rows go, by the rules of each table."""
+        return cls({index: (one.unused_steps, one.period) for index, one in rules.items()})
+
+    @classmethod
+    def of_candidates(cls, rules: Mapping[int, TableRules]) -> Ages:
+        """When candidates go, by the rules of each table."""
+        return cls({index: (one.candidate_unused_steps, one.period) for index, one in rules.items()})
 
     @property
     def any(self) -> bool:

@@ -27,6 +27,7 @@ from heterps_runtime.checkpoint import (
     iterate_rows,
     read_dense,
 )
+from heterps_runtime.checkpoint.restore import RowBlock
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
 from heterps_runtime.partition.access import Ages, rules_of
@@ -38,6 +39,7 @@ from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
+from heterps_runtime.store.keyed import LAST_STEP, ROWS, KeyedRows
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -169,7 +171,7 @@ class Shard:
                 for block in iterate_rows(storage, manifest, wanted, files=[entry]):
                     self.stores[block.dim].load(block.keys, block.rows, block.state)
                 for block in iterate_rows(storage, manifest, wanted, files=[entry], kind="candidates"):
-                    self._candidates(block.dim).load(block.keys, None, block.state)
+                    self._parts[f"candidates-{block.dim}"].load(block.keys, None, block.state)
             for store in self.stores.values():
                 store.forget_admitted()
             if number == self._num_servers:  # otherwise these files have rows of other servers, too
@@ -230,16 +232,21 @@ class Shard:
 
     def _load_block(self, kind: str, block: RowBlock) -> None:
         """Load rows or candidates of another job that are this server's, as this job's rules have them."""
-        store = self.stores[block.dim] if kind == "group" else self._candidates(block.dim)
+        store: KeyedRows | None = self._parts.get(f"{kind}-{block.dim}")
+        if store is None:  # this job has no candidates of this dimension
+            return
         types = {name.removeprefix("state/"): dtype for name, (dtype, _) in store.column_types.items()}
         mask, state = self._has(block.keys), dict(block.state)
         if LAST_STEP in types:  # of a job that did not count, rows are as old as this job
             last = state.setdefault(LAST_STEP, np.full((len(mask), 1), self._earlier_steps, np.int32))
-            mask &= ~self._ages(kind).gone(block.keys, last.reshape(-1), self._earlier_steps)
+            rules = {index: spec.rules for index, spec in store.tables.items()}
+            ages = Ages.of_rows(rules) if kind == "group" else Ages.of_candidates(rules)
+            mask &= ~ages.gone(block.keys, last.reshape(-1), self._earlier_steps)
         if not mask.any():
             return
         known = {name: values[mask].astype(types[name]) for name, values in state.items() if name in types}
-        store.load(block.keys[mask], block.rows[mask].astype(self._dtype), known if block.state else None)
+        has_state = block.state or known.keys() == types.keys() - {ROWS}
+        store.load(block.keys[mask], block.rows[mask].astype(self._dtype), known if has_state else None)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ class Candidates(KeyedRows):
     """
 
     def __init__(self, limits: Int64s, tables: Mapping[int, TableSpec]) -> None:
-        rules = {number: spec.rules for number, spec in tables.items()}
-        ages = Ages({number: (one.candidate_unused_steps, one.period) for number, one in rules.items()})
+        ages = Ages.of_candidates({number: spec.rules for number, spec in tables.items()})
         super().__init__({_STEPS: Slab(np.int32, (1,))}, {_STEPS: 0}, limits, tables, ages)
 
     def count(self, keys: Int64s, needed: Int64s, step: int) -> NDArray[np.bool_]:

@@ -448,9 +448,7 @@ def _rows_in(
 
 
 @kernel
-def _move(
-    source: Words, old_buckets: int, limit: int, start: int, stop: int, target: Words, buckets: int
-) -> np.int64:
+def _move(source: Words, old_buckets: int, limit: int, start: int, stop: int, target: Words, buckets: int) -> np.int64:
     """Copy the buckets of `source` from `start` to `stop`, and those after them that may have their entries.
 
     Args:

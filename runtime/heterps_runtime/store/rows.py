@@ -68,7 +68,7 @@ class RowStore(KeyedRows):
             optimizer.initial_state(),
             self._draws.limits,
             tables,
-            Ages({number: (one.unused_steps, one.period) for number, one in rules.items()}),
+            Ages.of_rows(rules),
         )
         size = len(self._draws.limits)
         self._min_steps = np.array([rules[n].min_steps if n in rules else 1 for n in range(size)], np.int64)
@@ -142,9 +142,11 @@ class RowStore(KeyedRows):
         return keys
 
     def forget_admitted(self) -> None:
-        """Remove candidates that have a row: they were loaded from a file that is older than that of the row."""
+        """Remove candidates that are none: they were loaded from older files than rows, or with other rules."""
         if self.candidates is not None:
-            self.candidates.remove_keys(lambda keys: self.find(keys)[0] >= 0)
+            self.candidates.remove_keys(
+                lambda keys: (self.find(keys)[0] >= 0) | (self._min_steps[keys >> ID_BITS] <= 1)
+            )
 
     def _admit(self, candidates: Candidates, keys: Int64s, step: int) -> NDArray[np.bool_]:
         """Count keys (n,), distinct, that have no row yet; returns which have one now, as a mask (n,).
