@@ -277,8 +277,12 @@ class Shard:
         self.statistics.apply([push.statistics for push in pushes], 1.0 / batch_size)
         self.dense_committed = step + 1
 
-    def commit_rows(self, step: int, batch_size: int) -> None:
-        """The second half of a commit: rows."""
+    def commit_rows(self, step: int, batch_size: int) -> dict[str, tuple[int, int]]:
+        """The second half of a commit: rows.
+
+        Returns:
+            Rows that candidates got, and rows that were evicted, by the names of tables; only of those with any.
+        """
         assert self.dense_committed == step + 1, "dense parameters are committed first"
         pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
         for dim, store in self.stores.items():
@@ -287,6 +291,7 @@ class Shard:
                 raise TransientError(f"step {step}: a gradient is not finite although its worker found none")
             store.evict(self._number(step))
         self.committed = step + 1
+        return {name: counts for store in self.stores.values() for name, counts in store.take_moved().items()}
 
     def _number(self, step: int) -> int:
         """Number of a step for the optimizers, from 1, with those that their state had before this job."""
@@ -369,6 +374,11 @@ class Shard:
     def num_rows(self) -> int:
         """Stored rows; any thread may ask."""
         return sum(len(store) for store in list(self.stores.values()))
+
+    @property
+    def num_candidates(self) -> int:
+        """Ids that have no row yet; any thread may ask."""
+        return sum(len(store.candidates) for store in list(self.stores.values()) if store.candidates is not None)
 
     @property
     def num_bytes(self) -> int:

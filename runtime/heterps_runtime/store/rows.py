@@ -45,8 +45,6 @@ class RowStore(KeyedRows):
 
     Attributes:
         candidates: ids that have no row yet; None if the first step that uses an id gives it one, in all tables.
-        admitted: (T,), by table, candidates that got a row since this store was made.
-        evicted: (T,), by table, rows that were evicted since then.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class RowStore(KeyedRows):
         size = len(self._draws.limits)
         self._min_steps = np.array([rules[n].min_steps if n in rules else 1 for n in range(size)], np.int64)
         self.candidates = Candidates(self._draws.limits, tables) if (self._min_steps > 1).any() else None
-        self.admitted, self.evicted = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._moved = np.zeros((size, 2), np.int64)  # rows that came from candidates, and that were evicted
         self._sums: AnyFloats = np.empty((0, dim), self.dtype)  # scratch memory, kept between calls
 
     @property
@@ -138,8 +136,14 @@ class RowStore(KeyedRows):
         if self.candidates is not None:
             self.candidates.evict(step)
         keys = super().evict(step)
-        self.evicted += np.bincount(keys >> ID_BITS, minlength=len(self.evicted))
+        self._moved[:, 1] += np.bincount(keys >> ID_BITS, minlength=len(self._moved))
         return keys
+
+    def take_moved(self) -> dict[str, tuple[int, int]]:
+        """Rows that candidates got, and rows that were evicted, since the last call, by the names of tables."""
+        moved = {self.tables[n].name: (int(a), int(b)) for n, (a, b) in enumerate(self._moved) if a or b}
+        self._moved[:] = 0
+        return moved
 
     def forget_admitted(self) -> None:
         """Remove candidates that are none: they were loaded from older files than rows, or with other rules."""
@@ -166,7 +170,7 @@ class RowStore(KeyedRows):
         counted = needed > 1
         reached = candidates.count(new[counted], needed[counted], step)
         has_row[unknown[counted]] = reached
-        self.admitted += np.bincount(tables[counted][reached], minlength=len(self.admitted))
+        self._moved[:, 0] += np.bincount(tables[counted][reached], minlength=len(self._moved))
         return has_row
 
     def _begin(self, rows: slice | Int32s, *, loaded: bool) -> None:

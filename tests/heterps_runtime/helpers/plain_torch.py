@@ -158,6 +158,18 @@ class Losing(BatchOrder):
         return rows[1:] if step == self._loses else rows
 
 
+class Again(BatchOrder):
+    """The samples of a job, and then the same once more."""
+
+    def __init__(self, config: RunConfig, steps: int) -> None:
+        super().__init__(open_data(config).train.num_rows, config.global_batch_size, config.seed)
+        self._steps = steps
+
+    def rows(self, step: int, start: int, stop: int) -> Array:
+        """As of the job that is trained at that step."""
+        return super().rows(step % self._steps, start, stop)
+
+
 def _dense_optimizer(options: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     rate = float(options["learningRate"])
     if options["name"] == "sgd":

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec, initial_rows
-from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.keyed import KeyedRows
+from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 
 ID_MASK = (1 << 48) - 1

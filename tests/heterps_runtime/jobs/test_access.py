@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from heterps_runtime.checkpoint import Storage, find_latest
+from heterps_runtime.checkpoint.survey import count_rows
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_STOP
+from heterps_runtime.contract import PATH_STOP, JobPhase
 from heterps_runtime.errors import UserError
 from heterps_runtime.ps import shard
 from heterps_runtime.worker.model import UserModel
 from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, finish, run_job, trained_model
-from tests.heterps_runtime.helpers.plain_torch import train
+from tests.heterps_runtime.helpers.plain_torch import Again, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
 
 STEPS, LAST, ROWS = 60, 10, 4000  # LAST: last layer of models.Flights
@@ -51,14 +52,20 @@ def plain(folder: Path) -> dict[str, Any]:
     return train(RunConfig.from_json(document(folder / "plain")), torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("stages", "servers"), [(ONE, 1), (TWO, 3), ([("cpu", 3, 1), ("card", LAST, 2)], 2)], ids=["one", "two", "card"]
-)
-def test_a_job_trains_what_plain_pytorch_trains_with_the_same_rules(
-    stages: list[Stage], servers: int, folder: Path, plain: dict[str, Any]
-) -> None:
-    status = run_job(document(folder / f"{len(stages)}-{servers}"), stages, servers)
-    assert_same_model(trained_model(status), plain)
+def test_a_job_trains_what_plain_pytorch_trains_with_the_same_rules(folder: Path, plain: dict[str, Any]) -> None:
+    """On any plan; and it says how many rows came and went."""
+    plans: list[tuple[list[Stage], int]] = [(ONE, 1), (TWO, 3), ([("cpu", 3, 1), ("card", LAST, 2)], 2)]
+    counted = []
+    for stages, servers in plans:
+        made = document(folder / f"{len(stages)}-{servers}")
+        status = run_job(made, stages, servers)
+        assert_same_model(trained_model(status), plain)
+        counted.append(status["rows"])
+        manifest, _ = find_latest(storage := Storage.open(RunConfig.from_json(made).checkpoint_path))
+        assert manifest is not None
+        assert status["rows"]["stored"] == count_rows(storage, manifest)
+    assert min(counted[0]["candidates"], counted[0]["admitted"], counted[0]["evicted"]) > 50
+    assert counted[1:] == counted[:1] * 2
 
 
 @pytest.mark.parametrize("without", [("admission", 0), ("eviction", 0), ("eviction", 1)])
@@ -107,6 +114,34 @@ def test_a_lost_server_comes_back_with_what_it_had_counted(folder: Path, plain: 
         TAIL: (2, 16),
         "embeddings.dest.weight": (None, 5),
     }
+
+
+def test_two_jobs_count_on_as_one_does(folder: Path) -> None:
+    """The second begins with the state of the first, on other data: with last steps and candidates."""
+    steps = 20  # of a job
+    first, second = (document(folder / f"day-{day}") for day in (1, 2))
+    for made in (first, second):
+        made["job"]["spec"]["training"]["steps"] = steps
+    path = str(Path(first["workDirectory"]) / "checkpoints")
+    second["job"]["spec"]["model"]["initFrom"] = {"path": path, "optimizerState": "Keep"}
+    assert run_job(first, TWO, 2)["phase"] == JobPhase.SUCCEEDED
+    status = run_job(second, ONE, 3)
+    both = document(folder / "both-days")
+    both["job"]["spec"]["training"]["steps"] = 2 * steps
+    config = RunConfig.from_json(both)
+    assert_same_model(trained_model(status), train(config, torch.float64, Again(config, steps)))
+
+
+def test_a_job_that_takes_the_values_over_counts_anew(folder: Path) -> None:
+    """Its rows are as old as the job; there are no candidates."""
+    first, second = (document(folder / f"model-{number}") for number in (1, 2))
+    path = str(Path(first["workDirectory"]) / "checkpoints")
+    second["job"]["spec"]["model"]["initFrom"] = {"path": path}
+    second["job"]["spec"]["training"]["steps"] = 4  # fewer than any rule has
+    before = run_job(first, ONE, 1)["rows"]
+    after = run_job(second, ONE, 2)["rows"]
+    assert after["evicted"] == 0
+    assert after["stored"] >= before["stored"]
 
 
 @pytest.mark.parametrize(

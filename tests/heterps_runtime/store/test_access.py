@@ -51,9 +51,7 @@ def pushes_of(rng: np.random.Generator, tables: dict[int, TableSpec] = TABLES) -
 
 
 def contents(chunk: RowChunk) -> dict[int, list[list[float]]]:
-    return {
-        key: [array[i].tolist() for array in chunk.columns.values()] for i, key in enumerate(chunk.keys.tolist())
-    }
+    return {key: [array[i].tolist() for array in chunk.columns.values()] for i, key in enumerate(chunk.keys.tolist())}
 
 
 def assert_same(store: RowStore, reference: AccessReference, rows: RowChunk, candidates: RowChunk) -> None:
@@ -201,7 +199,8 @@ def test_an_evicted_id_has_its_initial_value_and_its_place_is_used_again() -> No
         assert store.evict(step).tolist() == []
         assert not np.array_equal(store.pull(keys), initial)
     assert sorted(store.evict(4).tolist()) == keys.tolist()
-    assert store.evicted.tolist() == [1000]
+    assert store.take_moved() == {"table": (0, 1000)}
+    assert store.take_moved() == {}
     assert len(store) == 0
     np.testing.assert_array_equal(store.pull(keys), initial)
     others = make_keys(0, range(5000, 6000))
