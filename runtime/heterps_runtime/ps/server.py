@@ -125,7 +125,9 @@ class ParameterServer(Member):
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
+        warm_up_server(
+            sparse, dense, self._config.dtype_name, self._config.wire_precision, rules=bool(self._config.tables)
+        )
         self._join()
         try:
             self._serve()

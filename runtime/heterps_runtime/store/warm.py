@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
+from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.half import Precision, decode, encode
 from heterps_runtime.store.initial import TableSpec
@@ -20,8 +21,18 @@ from heterps_runtime.store.rows import RowStore
 __all__ = ["warm_up_server", "warm_up_worker"]
 
 
-def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision) -> None:
-    """Compile, or load from the cache, all kernels of a parameter server."""
+def warm_up_server(
+    sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision, *, rules: bool
+) -> None:
+    """Compile, or load from the cache, all kernels of a parameter server.
+
+    Args:
+        sparse: optimizer of rows.
+        dense: optimizer of dense parameters.
+        dtype: of both.
+        wire: precision of messages.
+        rules: whether ids of some table get rows after some steps, or lose them.
+    """
     _warm_up_wire(dtype, wire)
     keys = np.arange(1_000, dtype=np.int64)  # more than a new index holds: growth is a kernel too
     store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", len(keys))})
@@ -32,6 +43,8 @@ def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeL
     store.apply([(keys, grads)], 1.0, 2)
     while not copy.done:
         copy.advance()
+    if rules:
+        _warm_up_rules(sparse, dtype)
     parameters = DenseStore(dense)
     parameters.add("warm", np.zeros(1, dtype))
     parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
@@ -56,6 +69,20 @@ def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
         one = Bags(inverse, np.zeros(1, np.int64))
         pooled, winners = bag_forward(rows, one)
         bag_backward(pooled, one, winners, rows)
+
+
+def _warm_up_rules(sparse: SparseOptimizer, dtype: DTypeLike) -> None:
+    rules = TableRules(min_steps=2, unused_steps=1, candidate_unused_steps=1)
+    store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", 2, rules=rules)})
+    keys, grads = np.arange(2, dtype=np.int64), np.zeros((2, 1), dtype)
+    assert store.candidates is not None
+    for step in (1, 2):
+        store.apply([(keys, grads)], 1.0, step)
+        for part in (store, store.candidates):
+            if len(part):
+                part.begin_snapshot()[1].advance()
+                part.end_snapshot()
+    store.evict(3)
 
 
 def _warm_up_wire(dtype: DTypeLike, wire: Precision) -> None:

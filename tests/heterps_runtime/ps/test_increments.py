@@ -216,3 +216,9 @@ def test_few_rows_are_always_written_as_a_whole(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(increments, "SMALLEST_BYTES", 100)
     entry = FileEntry("rows-0", 99, "crc32:00000000", "rows")
     assert [builds_on(Saved("step", (entry,), {}, 0), 1, total) for total in (99, 100)] == [False, True]
+
+
+@pytest.mark.parametrize(("base", "expected"), [(60, True), (74, True), (76, False)])
+def test_all_rows_are_written_again_when_many_of_the_first_file_are_gone(base: int, expected: bool) -> None:
+    entry = FileEntry("rows-0", base, "crc32:00000000", "rows")
+    assert builds_on(Saved("step", (entry,), {}, 0), 5, 40) is expected  # of a restore's bytes, half are rows

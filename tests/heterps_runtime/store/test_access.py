@@ -116,6 +116,7 @@ def test_any_steps_on_any_stores_give_what_dicts_with_the_same_rules_give(seed: 
 def test_a_copy_has_the_rows_of_its_commit_while_rows_go_and_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the copies of what has changed since an earlier one."""
     monkeypatch.setattr(snapshot, "_MOST_PIECE_ROWS", 8)
+    monkeypatch.setattr("heterps_runtime.store.keyed.MAX_SNAPSHOTS", 15)  # their count begins anew twice
     rng, reference, store = np.random.default_rng(9), new_reference(), new_store()
     assert store.candidates is not None
     parts: list[KeyedRows] = [store, store.candidates]
