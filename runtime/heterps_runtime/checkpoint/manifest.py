@@ -56,6 +56,7 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.json"
 DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
+_MAX_TABLES = 1 << 15
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
 # Of manifests with tables that have rules (`partition.access`); of others, those that list files of earlier checkpoints
 # are of version 2, and the rest of version 1.
@@ -128,9 +129,20 @@ class CheckpointManifest:
         return self.earlier_steps + self.step
 
     def ages(self, kind: str) -> Ages:
-        """When rows ("group") or candidates ("candidates") of the tables go."""
-        steps = {t.index: t.unused_steps if kind == "group" else t.candidate_unused_steps for t in self.tables}
-        return Ages({t.index: (NEVER if (s := steps[t.index]) is None else s, t.period or 1) for t in self.tables})
+        """When rows ("group") or candidates ("candidates") of the tables go.
+
+        Raises:
+            DamagedError: no key can be of one of the tables.
+        """
+        limits = {}
+        for table in self.tables:
+            steps = table.unused_steps if kind == "group" else table.candidate_unused_steps
+            if steps is None or table.period is None:
+                continue
+            if not 0 <= table.index < _MAX_TABLES or table.period < 1:
+                raise DamagedError(f"table {table.name!r} has the index {table.index} and the period {table.period}")
+            limits[table.index] = (steps, table.period)
+        return Ages(limits)
 
     def files_of(self, role: str) -> tuple[FileEntry, ...]:
         """The files of one role ("rows", "dense" or "buffers"), by index; those of rows oldest first."""

@@ -157,7 +157,7 @@ def _key_blocks(
         (file, prefix of names, index of the first row, keys (n,), which of them are not gone, (n,)); None: all.
 
     Raises:
-        DamagedError: a row is of no table, or does not say when it was last used.
+        DamagedError: the file or the manifest is malformed.
     """
     ages = manifest.ages(kind)
     for entry in manifest.files_of("rows") if files is None else files:
@@ -173,8 +173,8 @@ def _key_blocks(
                     there = None
                     if goes:
                         last = file.read(last_steps, start, start + block_rows).reshape(-1)
-                        if len(last) != len(keys) or not ages.have(keys):
-                            raise DamagedError(f"{prefix} has keys of no table, or arrays of different lengths")
+                        if len(last) != len(keys):
+                            raise DamagedError(f"{prefix} has arrays of different lengths")
                         there = ~ages.gone(keys, last, manifest.number)
                     yield file, prefix, start, keys, there
 

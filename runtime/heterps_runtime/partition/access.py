@@ -93,12 +93,12 @@ class Ages:
         tables: by index, (steps after which an id goes in its turn, or `NEVER`; steps from one turn to the next).
 
     Attributes:
-        limits: (T,) int64, these steps by table.
-        periods: (T,) int64.
+        limits: (T + 1,) int64, these steps by table; the last is of all other tables.
+        periods: (T + 1,) int64.
     """
 
     def __init__(self, tables: Mapping[int, tuple[int, int]]) -> None:
-        size = max(tables, default=-1) + 1
+        size = max(tables, default=-1) + 2
         self.limits = np.full(size, NEVER, np.int64)
         self.periods = np.ones(size, np.int64)
         for index, (steps, period) in tables.items():
@@ -119,19 +119,15 @@ class Ages:
         """Whether ids of any table go."""
         return bool((self.limits < NEVER).any())
 
-    def have(self, keys: npt.NDArray[np.int64]) -> bool:
-        """Whether keys (n,) are of these tables."""
-        return bool(len(keys) == 0 or (keys.min() >= 0 and keys.max() >> _ID_BITS < len(self.limits)))
-
     def gone(self, keys: npt.NDArray[np.int64], last_steps: npt.NDArray[Any], step: int) -> npt.NDArray[np.bool_]:
         """Which keys (n,) are gone after a step, as a mask (n,).
 
         Args:
-            keys: of these tables.
+            keys: of any tables; those of others never go.
             last_steps: (n,), the last step that used each.
             step: the number of the step, from 1.
         """
-        tables = keys >> _ID_BITS
+        tables = np.where(keys >> _ID_BITS < len(self.limits) - 1, keys >> _ID_BITS, -1)
         periods = self.periods[tables]
         turns = ((mix64(keys.view(np.uint64)) >> _U32) * periods.astype(np.uint64) >> _U32).astype(np.int64)
         due = last_steps.astype(np.int64) + self.limits[tables]
