@@ -45,6 +45,7 @@ class Server:
             DenseOptimizer.from_manifest(config.dense_optimizer),
             "float32",
             "full",
+            rules=False,
         )
         self.rows = rows
         self.shard = Shard(config, 0)

@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--optimizer", default="rowwise-adagrad")
     arguments = parser.parse_args()
     optimizer = SparseOptimizer.from_manifest({"name": arguments.optimizer, "learningRate": "0.05"})
-    warm_up_server(optimizer, DenseOptimizer.from_manifest({"name": "sgd", "learningRate": "0.1"}), np.float32, "full")
+    warm_up_server(
+        optimizer, DenseOptimizer.from_manifest({"name": "sgd", "learningRate": "0.1"}), np.float32, "full", rules=False
+    )
     store = RowStore(arguments.dim, np.float32, optimizer, 0, {0: TableSpec("table", 1 << 40)})
     grads = np.ones((STEP_ROWS, arguments.dim), np.float32)
     print(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from heterps_runtime.partition.access import NO_RULES, TableRules
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.initial import TableSpec, initial_rows
 from heterps_runtime.store.keys import UniqueKeys
@@ -29,15 +30,23 @@ BATCH_ROWS = 25_600  # distinct rows of a batch
 BATCH_IDS = 106_496  # 4,096 samples x 26 fields
 NUM_BATCHES = 8  # used in turn, so that no contender finds its rows in the cache
 
+# Nothing goes, but each step looks at a part of the rows.
+RULES = {
+    "eviction": TableRules(unused_steps=10**6, candidate_unused_steps=10**6),
+    "admission": TableRules(min_steps=2, candidate_unused_steps=10**6),
+    "both": TableRules(min_steps=2, unused_steps=10**6, candidate_unused_steps=10**6),
+}
+
 Contender = Callable[[int], Any]  # takes the number of the batch
 
 
-def store_of(name: str, num_rows: int) -> RowStore:
-    """Return a store that has trained all `num_rows` rows once."""
+def store_of(name: str, num_rows: int, rules: TableRules = NO_RULES) -> RowStore:
+    """Return a store that has trained all `num_rows` rows."""
     optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
-    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows)})
+    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows, rules=rules)})
     for part in np.array_split(np.random.default_rng(0).permutation(num_rows), 40):
-        store.apply([(part, np.ones((len(part), DIM), np.float32))], 1.0, 1)
+        for _ in range(rules.min_steps):
+            store.apply([(part, np.ones((len(part), DIM), np.float32))], 1.0, 1)
     return store
 
 
@@ -92,6 +101,15 @@ def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
             {"heterps": lambda b: store.apply([(keys[b], grads), (keys[b - 1], grads)], 1e-4, 2)},
         ),
     }
+
+    for text, rules in RULES.items():
+        ruled = store_of("rowwise-adagrad", num_rows, rules)
+
+        def ruled_step(b: int, ruled: RowStore = ruled) -> None:
+            ruled.apply([(keys[b], grads)], 1e-4, 2 + b)
+            ruled.evict(2 + b)
+
+        cases[f"apply rowwise-adagrad, {text}"] = BATCH_ROWS, {"heterps": ruled_step}
 
     def torch_step(name: str) -> Contender:
         parameter = torch.nn.Parameter(torch.randn(num_rows, DIM))

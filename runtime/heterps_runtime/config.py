@@ -82,6 +82,7 @@ class RunConfig:
     code: dict[str, Any] | None = None  # spec.code; None: the image has all code
     init_from: str = ""  # path of another job's checkpoints, whose values the model begins with; "": of none
     keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
+    tables: tuple[dict[str, Any], ...] = ()  # model.tables: when their ids get rows and lose them
 
     @property
     def full_name(self) -> str:
@@ -117,6 +118,7 @@ class RunConfig:
             "model.arguments": self.arguments,
             "model.loss": self.loss,
             "model.embeddingInit": self.embedding_init,
+            **({"model.tables": list(self.tables)} if self.tables else {}),
             "data.label": self.data["label"],
             "data.dense": self.data["dense"],
             "data.sparse": self.data["sparse"],
@@ -202,6 +204,7 @@ class RunConfig:
             namespace=document["job"]["metadata"].get("namespace") or "",
             init_from=(model.get("initFrom") or {}).get("path", ""),
             keep_optimizer_state=(model.get("initFrom") or {}).get("optimizerState") == "Keep",
+            tables=tuple(model.get("tables", ())),
             code=spec.get("code"),
         )
 

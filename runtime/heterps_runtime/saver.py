@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ __all__ = ["Part", "Saver"]
 
 
 Entries = tuple[FileEntry, ...]
+_NO_TOTALS: Mapping[str, float] = {}
 
 
 def _ignore(entries: Entries | None) -> None:
@@ -30,11 +31,13 @@ class Part:
         files: to write.
         earlier: files of earlier checkpoints that it consists of as well, to be read before these.
         over: called in the member's thread with the entries of `files`, or with None if they could not be written.
+        totals: counters of the member as of the commit.
     """
 
     files: Sequence[StateFile | RowFile]
     earlier: Entries = ()
     over: Callable[[Entries | None], None] = field(default=_ignore)
+    totals: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,17 @@ class Saver:
             error = done.exception()
             if error is None:
                 part.over(done.result())
-                self._answer(order, (*part.earlier, *done.result()))
+                self._answer(order, (*part.earlier, *done.result()), totals=part.totals)
             else:
                 part.over(None)
                 log(f"checkpoint of step {order.step} failed: {error}")
                 self._answer(order, (), str(error))
         self._begin()
 
-    def _answer(self, order: Checkpoint, entries: Entries, error: str = "") -> None:
-        self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error))
+    def _answer(
+        self, order: Checkpoint, entries: Entries, error: str = "", totals: Mapping[str, float] = _NO_TOTALS
+    ) -> None:
+        self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error, dict(totals)))
 
     def close(self) -> None:
         """Wait for the current write."""

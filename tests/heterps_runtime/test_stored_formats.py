@@ -1,6 +1,7 @@
-"""Stored formats: files of versions 1 and 2 are read, additions are ignored, newer versions are refused.
+"""Stored formats: files of versions 1 to 3 are read, additions are ignored, newer versions are refused.
 
-`tests/fixtures/v1/` has one example of each format, `v2/` of those that have a second version (docs/compatibility.md).
+`tests/fixtures/v1/` has one example of each format, `v2/` and `v3/` of those that have a second and a third version
+(docs/compatibility.md).
 If one of these tests fails, a format has changed: either undo that, or follow the rule there.
 """
 
@@ -43,11 +44,12 @@ from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.data.cache import fingerprint
 from heterps_runtime.data.source import Source
 from heterps_runtime.errors import UserError
+from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
-V1, V2 = (Path(__file__).parents[1] / "fixtures" / version for version in ("v1", "v2"))
+V1, V2, V3 = (Path(__file__).parents[1] / "fixtures" / version for version in ("v1", "v2", "v3"))
 FOLDER, ORIGIN = "step-000000020.1-00000000", Origin(20, 3)
 LATER, LATER_ORIGIN = "step-000000040.1-00000001", Origin(40, 3)
 NORMAL = {"distribution": "normal", "mean": "0", "std": "0.1"}
@@ -56,6 +58,7 @@ TABLES = (
     TableRecord(1, "place.weight", num_embeddings=1 << 40, dim=1, init=NORMAL),
 )
 ROWS = np.array([[1.5, 2.5], [3.5, 4.5]], dtype=np.float32)
+FLOAT = np.dtype(np.float32)
 WEIGHT = np.array([[0.25, -0.5]], dtype=np.float32)
 
 
@@ -104,7 +107,7 @@ def row_file(ids: range, value: float, origin: Origin, added: int) -> RowFile:
         return RowChunk(keys, rows, {"sum": rows[:, :1].copy()})
 
     pieces = [piece(start) for start in range(0, len(ids), 8)]
-    part = RowPart(2, len(ids), 8, np.dtype(np.float32), {"sum": 1}, pieces)
+    part = RowPart("group-2", len(ids), 8, {"rows": (FLOAT, 2), "state/sum": (FLOAT, 1)}, pieces)
     return RowFile("rows-0.safetensors", [part], origin, 0, added)
 
 
@@ -123,6 +126,31 @@ def write_increments(storage: Storage) -> CheckpointManifest:
     increment = replace(like, step=40, samples=2560, files=files, folder=LATER)
     write_manifest(storage, increment, owner)
     return increment
+
+
+def write_rules(storage: Storage) -> CheckpointManifest:
+    """The checkpoint of the fixtures of version 3: rows of a table whose ids go, and candidates."""
+    owner = take_over(storage, "team/shop", 1_800_000_000.0)
+    keys, last_steps = np.arange(4), np.array([[11], [15], [16], [20]], np.int32)
+    rows = np.stack([keys + 0.5, keys - 0.5], axis=1).astype(np.float32)
+    state = {"sum": rows[:, :1].copy(), "last_step": last_steps}
+    counted = {"steps": np.array([[1], [2]], np.int32), "last_step": np.array([[15], [20]], np.int32)}
+    candidates = RowChunk(np.array([8, 9]), np.empty((2, 0)), counted)
+    types = {"rows": (FLOAT, 2), "state/sum": (FLOAT, 1), "state/last_step": (np.dtype(np.int32), 1)}
+    counts = {f"state/{name}": (np.dtype(np.int32), 1) for name in counted}
+    parts = [
+        RowPart("group-2", 4, 8, types, [RowChunk(keys, rows, state)]),
+        RowPart("candidates-2", 2, 8, counts, [candidates]),
+    ]
+    file = RowFile("rows-0.safetensors", parts, ORIGIN, 0, 4).write(storage, FOLDER)
+    table = TABLES[0].with_rules(TableRules(min_steps=3, unused_steps=5, candidate_unused_steps=4))
+    manifest = CheckpointManifest(
+        step=20, epoch=0, seed=7, global_batch_size=64, num_rows=1000, samples=1280,
+        fingerprint={"model.entrypoint": "shop.model:build"}, plan={"stages": []}, tables=(table,), files=(file,),
+        term=1, lineage=3, loss=0.25, folder=FOLDER,
+    )  # fmt: skip
+    write_manifest(storage, manifest, owner)
+    return manifest
 
 
 def export_example(storage: Storage, manifest: CheckpointManifest, owner: Ownership, model: Path) -> None:
@@ -210,6 +238,33 @@ def test_increments_are_written_as_in_version_2(tmp_path: Path) -> None:
         assert files_of(tmp_path / "checkpoints" / folder) == files_of(V2 / "checkpoints" / folder)
 
 
+def test_a_checkpoint_of_version_3_is_read_without_what_is_gone(tmp_path: Path) -> None:
+    storage = Storage.open(shutil.copytree(V3 / "checkpoints", tmp_path / "checkpoints"))
+    manifest, skipped = find_latest(storage)
+    assert skipped == ()
+    assert manifest is not None
+    assert (manifest.version, manifest.tables[0].min_steps, manifest.tables[0].period) == (3, 3, 1)
+    [rows] = iterate_rows(storage, manifest)
+    assert rows.keys.tolist() == [2, 3]  # the others have been unused for 5 steps and more
+    assert rows.state["last_step"].tolist() == [[16], [20]]
+    [candidates] = iterate_rows(storage, manifest, kind="candidates")
+    assert candidates.keys.tolist() == [9]
+    assert candidates.state["steps"].tolist() == [[2]]
+
+
+def test_rules_are_written_as_in_version_3(tmp_path: Path) -> None:
+    write_rules(Storage.open(tmp_path / "checkpoints"))
+    assert files_of(tmp_path / "checkpoints" / FOLDER) == files_of(V3 / "checkpoints" / FOLDER)
+
+
+@pytest.mark.parametrize("changes", [{"index": -1}, {"index": 1 << 40}, {"period": 0}])
+def test_rules_of_a_table_that_cannot_be_are_damage(changes: dict[str, int], tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path / "checkpoints")
+    manifest = write_rules(storage)
+    with pytest.raises(DamagedError, match=r"table 'user\.weight' has the index"):
+        list(iterate_rows(storage, replace(manifest, tables=(replace(manifest.tables[0], **changes),))))
+
+
 def test_an_entry_that_names_no_folder_of_a_checkpoint_is_damaged() -> None:
     document = json.loads((V2 / "checkpoints" / LATER / "manifest.json").read_text())
     document["manifest"]["files"][0]["folder"] = "../../elsewhere"
@@ -252,7 +307,7 @@ def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> Non
 def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: Storage) -> None:
     name = f"{FOLDER}/manifest.json"
     document = json.loads(checkpoints.read(name))
-    document["manifest"]["version"] = 3  # its checksum may be another one
+    document["manifest"]["version"] = 4  # its checksum may be another one
     checkpoints.write_atomic(name, json.dumps(document).encode())
     for read in (lambda: find_latest(checkpoints), lambda: check_checkpoint(checkpoints, FOLDER)):
         with pytest.raises(UnsupportedVersionError) as caught:

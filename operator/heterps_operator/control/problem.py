@@ -36,6 +36,7 @@ __all__ = [
 
 _MOST_LEVELS = 6  # of lists and objects in a profile
 
+_UNMEASURED = ("initFrom", "tables")  # fields of spec.model that no measured time depends on
 _STAGE_FACTS = (
     "stageSeconds",
     "stageFixedSeconds",
@@ -288,7 +289,7 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     training, data = spec["training"], spec["data"]
     key = {
         "format": PROFILE_VERSION,
-        "model": {name: value for name, value in spec["model"].items() if name != "initFrom"},
+        "model": {name: value for name, value in spec["model"].items() if name not in _UNMEASURED},
         "source": source,
         "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
         "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],

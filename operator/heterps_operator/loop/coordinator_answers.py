@@ -82,6 +82,7 @@ _STATUS: dict[str, Shape] = {
     "meanSamplesPerSecond": _RATE,
     "secondsTraining": _SECONDS,
     "checkpoint": fields(_CHECKPOINT),
+    "rows": fields(dict.fromkeys(("stored", "candidates", "admitted", "evicted"), _COUNT)),
     "evaluation": table(optional(_ANY_NUMBER)),
     "model": text(most=4096),
     "error": fields(_ERROR, required=("reason", "message")),

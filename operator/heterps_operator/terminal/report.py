@@ -66,6 +66,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
             key: result.get(key)
             for key in ("committedSteps", "totalSteps", "samples", "secondsTraining", "resumedFromStep", "loss")
         },
+        "rows": result.get("rows"),
         "evaluation": result.get("evaluation"),
         "throughput": {
             "measuredSamplesPerSecond": result.get("samplesPerSecond"),
@@ -163,6 +164,10 @@ def _facts(report: Json) -> Table:
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])
         table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")
+    rows = report["rows"] or {}
+    if rows.get("admitted") or rows.get("evicted") or rows.get("candidates"):
+        text = f"{rows['stored']:,} at the end; {rows['evicted']:,} were evicted, {rows['admitted']:,} admitted"
+        table.add_row("rows", f"{text}; {rows['candidates']:,} ids have none yet")
     if report["restarts"]:
         table.add_row("restarts", ", ".join(f"{name} {count}x" for name, count in sorted(report["restarts"].items())))
     if report["model"]:

@@ -93,7 +93,7 @@ class FileEntry:
     checksum: str  # "crc32:" and eight hexadecimal digits, over the whole file
     role: str  # "rows" | "dense" | "buffers"
     index: int = 0  # of the shard for rows, of the stage otherwise
-    added: int | None = None  # rows that no earlier file of the shard has; None: all of them, or not a file of rows
+    added: int | None = None  # by how many rows the shard has grown since its file before; None: all, or no rows
     folder: str = ""  # of the earlier checkpoint that wrote it; empty: the checkpoint's own
     origin: Origin | None = None  # its commit, if an earlier checkpoint wrote it
 

@@ -62,14 +62,17 @@ def import_values(
     if with_state:
         _check_optimizers(manifest, like)
     entries: list[FileEntry] = []
+    kinds = ("group", "candidates") if with_state else ("group",)
     for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid
         added = file.added
-        for dim, keys, rows, state in _collected(iterate_rows(source, manifest, files=[file], with_state=with_state)):
-            number = len(entries)
-            arrays = row_arrays({dim: (keys, rows, state)})
-            entry = _write(target, folder, f"rows-{number}", arrays, "rows", number)
-            entries.append(replace(entry, added=added))
-            added = None if added is None else 0
+        for kind in kinds:
+            blocks = iterate_rows(source, manifest, files=[file], with_state=with_state, kind=kind)
+            for dim, keys, rows, state in _collected(blocks):
+                number = len(entries)
+                arrays = row_arrays({dim: (keys, rows, state)}, kind)
+                entry = _write(target, folder, f"rows-{number}", arrays, "rows", number)
+                entries.append(replace(entry, added=added))
+                added = None if added is None else 0
     for role in ("dense", "buffers"):
         values = {n: v for n, v in read_dense(source, manifest, role=role).items() if with_state or "::" not in n}
         if values:

@@ -31,6 +31,7 @@ from typing import Any
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
 from heterps_runtime.checkpoint.ownership import Ownership
+from heterps_runtime.partition.access import NEVER, Ages, TableRules
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version, known_fields
 
@@ -55,8 +56,11 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.json"
 DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
+_MAX_TABLES = 1 << 15
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
-_VERSION = 2  # of manifests that list files of earlier checkpoints; others are of version 1
+# Of manifests with tables that have rules (`partition.access`); of others, those that list files of earlier checkpoints
+# are of version 2, and the rest of version 1.
+_VERSION = 3
 _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
 
 
@@ -71,6 +75,18 @@ class TableRecord:
     init: dict[str, Any]  # distribution of untrained rows
     dtype: str = "float32"
     padding_idx: int | None = None
+    min_steps: int | None = None  # that must have used an id before it has a row (`partition.access`); None: one
+    unused_steps: int | None = None  # after which a row goes in its turn; None: it stays
+    candidate_unused_steps: int | None = None  # likewise of a candidate
+    period: int | None = None  # steps from one turn to the next; None if nothing goes
+
+    def with_rules(self, rules: TableRules) -> TableRecord:
+        """The same table with its rules."""
+        least = rules.min_steps if rules.min_steps > 1 else None
+        limits = (rules.unused_steps, rules.candidate_unused_steps)
+        row, candidate = (None if steps == NEVER else steps for steps in limits)
+        period = rules.period if row or candidate else None
+        return replace(self, min_steps=least, unused_steps=row, candidate_unused_steps=candidate, period=period)
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,30 @@ class CheckpointManifest:
     @property
     def version(self) -> int:
         """Of the document; the least that its contents need."""
-        return _VERSION if any(entry.folder for entry in self.files) else 1
+        if any(table.period or table.min_steps for table in self.tables):
+            return _VERSION
+        return 2 if any(entry.folder for entry in self.files) else 1
+
+    @property
+    def number(self) -> int:
+        """Number of the last step, as rows have it, with the steps of other jobs before this one."""
+        return self.earlier_steps + self.step
+
+    def ages(self, kind: str) -> Ages:
+        """When rows ("group") or candidates ("candidates") of the tables go.
+
+        Raises:
+            DamagedError: no key can be of one of the tables.
+        """
+        limits = {}
+        for table in self.tables:
+            steps = table.unused_steps if kind == "group" else table.candidate_unused_steps
+            if steps is None or table.period is None:
+                continue
+            if not 0 <= table.index < _MAX_TABLES or table.period < 1:
+                raise DamagedError(f"table {table.name!r} has the index {table.index} and the period {table.period}")
+            limits[table.index] = (steps, table.period)
+        return Ages(limits)
 
     def files_of(self, role: str) -> tuple[FileEntry, ...]:
         """The files of one role ("rows", "dense" or "buffers"), by index; those of rows oldest first."""
@@ -123,6 +162,10 @@ class CheckpointManifest:
             for name in ("added", "folder", "origin"):
                 if entry[name] in (None, ""):
                     del entry[name]
+        for table in body["tables"]:  # as above
+            for name in ("min_steps", "unused_steps", "candidate_unused_steps", "period"):
+                if table[name] is None:
+                    del table[name]
         body["version"] = self.version
         return json.dumps({"manifest": body, "checksum": _checksum(body)}, indent=1).encode()
 

@@ -25,15 +25,16 @@ Keys = npt.NDArray[np.int64]
 Wanted = Callable[[Keys], npt.NDArray[np.bool_]]
 
 _BLOCK_ROWS = 65_536  # 4 MB of rows at dim 16
+_LAST_STEP = "last_step"  # state that the rows of some stores have
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows of one dim with their optimizer state. The arrays may be read-only views of the file."""
+    """Rows, or candidates, of one dim with their state. The arrays may be read-only views of the file."""
 
     dim: int
     keys: Keys  # (n,)
-    rows: Array  # (n, dim)
+    rows: Array  # (n, dim); (n, 0) of candidates
     state: dict[str, Array]  # name -> (n, ...)
 
 
@@ -44,33 +45,36 @@ def iterate_rows(
     *,
     files: Iterable[FileEntry] | None = None,
     with_state: bool = True,
+    kind: str = "group",
     block_rows: int = _BLOCK_ROWS,
 ) -> Iterator[RowBlock]:
-    """Read the wanted rows of a checkpoint, in bounded pieces.
+    """Read the wanted rows of a checkpoint, in bounded pieces. Those that were evicted since are left out.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint.
         wanted: keys (n,) -> mask (n,) of the rows to return; None: all.
         files: of rows, to read; None: all.
-        with_state: also read the optimizer's state.
+        with_state: also read the state, of optimizers and of access.
+        kind: "group": rows; "candidates": ids that have no row yet.
         block_rows: rows to read at a time.
 
     Yields:
         Non-empty blocks. A row that has changed since the first file of its server is in several: the last is valid.
+        Of candidates, those are valid that have no row.
 
     Raises:
         DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
-    for file, prefix, start, keys in _key_blocks(storage, manifest, block_rows, files):
+    for file, prefix, start, keys, there in _key_blocks(storage, manifest, block_rows, files, kind):
         dim, stop = _dim_of(prefix), start + len(keys)
         # Files hold rows in no order of keys, so reading a piece and selecting is faster than many small reads.
-        mask = None if wanted is None else wanted(keys)
+        mask = there if wanted is None else wanted(keys) if there is None else wanted(keys) & there
         if mask is not None and not mask.any():
             continue
         names = [n for n in file.specs if n.startswith(f"{prefix}state/")] if with_state else []
-        rows = file.read(f"{prefix}rows", start, stop)
+        rows = file.read(f"{prefix}rows", start, stop) if kind == "group" else np.empty((len(keys), 0))
         state = {name.removeprefix(f"{prefix}state/"): file.read(name, start, stop) for name in names}
         if any(len(values) != len(keys) for values in (rows, *state.values())):
             raise DamagedError(f"{prefix} has arrays of different lengths")
@@ -82,12 +86,12 @@ def iterate_rows(
 
 def iterate_keys(storage: Storage, manifest: CheckpointManifest) -> Iterator[Keys]:
     """Read all keys of a checkpoint (n,) in bounded pieces, without the rows; a key may come several times."""
-    for _, _, _, keys in _key_blocks(storage, manifest, 16 * _BLOCK_ROWS):
-        yield keys
+    for _, _, _, keys, there in _key_blocks(storage, manifest, 16 * _BLOCK_ROWS):
+        yield keys if there is None else keys[there]
 
 
 def count_rows(storage: Storage, manifest: CheckpointManifest, entry: FileEntry) -> dict[int, int]:
-    """Count, by dimension, the rows of a file that no earlier file of its server has; its header tells.
+    """Count, by dimension, by how many rows a file has more than the earlier files of its server; its header tells.
 
     What is new of several dimensions is estimated by their shares of the file.
 
@@ -98,7 +102,7 @@ def count_rows(storage: Storage, manifest: CheckpointManifest, entry: FileEntry)
     counts: dict[int, int] = {}
     with TensorFile(storage, manifest.path_of(entry)) as file:
         for name, spec in file.specs.items():
-            if name.endswith("/keys"):
+            if name.endswith("/keys") and name.startswith("group-"):
                 dim = _dim_of(name.removesuffix("keys"))
                 counts[dim] = counts.get(dim, 0) + spec.shape[0]
     total = sum(counts.values())
@@ -141,18 +145,40 @@ def read_dense(
 
 
 def _key_blocks(
-    storage: Storage, manifest: CheckpointManifest, block_rows: int, files: Iterable[FileEntry] | None = None
-) -> Iterator[tuple[TensorFile, str, int, Keys]]:
-    """Yield (file, prefix of names, index of the first row, keys) for each piece of the files, by default of all."""
+    storage: Storage,
+    manifest: CheckpointManifest,
+    block_rows: int,
+    files: Iterable[FileEntry] | None = None,
+    kind: str = "group",
+) -> Iterator[tuple[TensorFile, str, int, Keys, npt.NDArray[np.bool_] | None]]:
+    """Read the keys of the files, by default of all, in pieces.
+
+    Yields:
+        (file, prefix of names, index of the first row, keys (n,), which of them are not gone, (n,)); None: all.
+
+    Raises:
+        DamagedError: the file or the manifest is malformed.
+    """
+    ages = manifest.ages(kind)
     for entry in manifest.files_of("rows") if files is None else files:
         with TensorFile(storage, manifest.path_of(entry)) as file:
             for name, spec in file.specs.items():
-                if name.endswith("/keys"):
-                    for start in range(0, spec.shape[0], block_rows):
-                        keys = file.read(name, start, start + block_rows)
-                        yield file, name.removesuffix("keys"), start, keys
+                if not name.endswith("/keys") or not name.startswith(f"{kind}-"):
+                    continue
+                prefix = name.removesuffix("keys")
+                last_steps = f"{prefix}state/{_LAST_STEP}"
+                goes = ages.any and last_steps in file.specs  # an imported model may come without state
+                for start in range(0, spec.shape[0], block_rows):
+                    keys = file.read(name, start, start + block_rows)
+                    there = None
+                    if goes:
+                        last = file.read(last_steps, start, start + block_rows).reshape(-1)
+                        if len(last) != len(keys):
+                            raise DamagedError(f"{prefix} has arrays of different lengths")
+                        there = ~ages.gone(keys, last, manifest.number)
+                    yield file, prefix, start, keys, there
 
 
 def _dim_of(prefix: str) -> int:
     """The dimension of the rows whose arrays have names with this prefix, such as `group-16/0/`."""
-    return int(prefix.removeprefix("group-").partition("/")[0])
+    return int(prefix.partition("-")[2].partition("/")[0])

@@ -17,39 +17,33 @@ Array = npt.NDArray[Any]
 
 
 class Piece(Protocol):
-    """Some rows of a dimension: row i of each array belongs to keys[i]."""
+    """Some rows of a part: row i of each array belongs to keys[i]."""
 
     @property
     def keys(self) -> Array:
         """(n,) int64."""
 
     @property
-    def rows(self) -> Array:
-        """(n, dim)."""
-
-    @property
-    def state(self) -> Mapping[str, Array]:
-        """Optimizer state by name, (n, ...)."""
+    def columns(self) -> Mapping[str, Array]:
+        """The other arrays by name, (n, ...): `rows`, and `state/NAME` for the state."""
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """The rows of one dimension in a file.
+    """The rows, or the candidates, of one dimension in a file.
 
     Attributes:
-        dim: the dimension.
+        name: `group-DIM` or `candidates-DIM`.
         total: number of rows.
         piece_rows: rows of a piece, a multiple of 8; the last piece may have fewer.
-        dtype: of rows and state.
-        state_columns: state name -> elements per row.
+        columns: name -> (type, elements per row), in the order of a piece's.
         pieces: all pieces, in order.
     """
 
-    dim: int
+    name: str
     total: int
     piece_rows: int
-    dtype: np.dtype[Any]
-    state_columns: Mapping[str, int]
+    columns: Mapping[str, tuple[np.dtype[Any], int]]
     pieces: Iterable[Piece]
 
     @property
@@ -60,13 +54,9 @@ class RowPart:
     def specs(self, number: int) -> dict[str, TensorSpec]:
         """The arrays of a piece, by name."""
         count = min(self.piece_rows, self.total - number * self.piece_rows)
-        prefix = f"group-{self.dim}/{number}/" if self.num_pieces > 1 else f"group-{self.dim}/"
-        state = {f"state/{name}": TensorSpec(self.dtype, (count, n)) for name, n in self.state_columns.items()}
-        arrays = {
-            "keys": TensorSpec(np.dtype(np.int64), (count,)),
-            "rows": TensorSpec(self.dtype, (count, self.dim)),
-            **state,
-        }
+        prefix = f"{self.name}/{number}/" if self.num_pieces > 1 else f"{self.name}/"
+        columns = {name: TensorSpec(dtype, (count, n)) for name, (dtype, n) in self.columns.items()}
+        arrays = {"keys": TensorSpec(np.dtype(np.int64), (count,)), **columns}
         return {prefix + name: spec for name, spec in arrays.items()}
 
 
@@ -91,7 +81,7 @@ def _arrays(parts: Sequence[RowPart], order: Sequence[str]) -> Iterator[Array]:
     held: dict[str, Array] = {}
     for part in parts:
         for number, piece in enumerate(part.pieces):
-            arrays = dict(zip(part.specs(number), (piece.keys, piece.rows, *piece.state.values()), strict=True))
+            arrays = dict(zip(part.specs(number), (piece.keys, *piece.columns.values()), strict=True))
             if number < part.num_pieces - 1:
                 yield from arrays.values()
             else:
@@ -100,19 +90,21 @@ def _arrays(parts: Sequence[RowPart], order: Sequence[str]) -> Iterator[Array]:
         yield held.pop(name)
 
 
-def row_arrays(groups: Mapping[int, tuple[Array, Array, Mapping[str, Array]]]) -> dict[str, Array]:
-    """Row arrays by their names in a file, of one piece per dimension.
+def row_arrays(groups: Mapping[int, tuple[Array, Array, Mapping[str, Array]]], kind: str = "group") -> dict[str, Array]:
+    """Arrays of rows, or of candidates, by their names in a file, of one piece per dimension.
 
     Args:
-        groups: dim -> (keys (n,) int64, rows (n, dim), optimizer state name -> (n, ...)).
+        groups: dim -> (keys (n,) int64, rows (n, dim), state name -> (n, ...)); candidates have rows (n, 0).
+        kind: "group" or "candidates".
     """
     arrays: dict[str, Array] = {}
     for dim, (keys, rows, state) in groups.items():
         assert keys.shape == (len(rows),), "one key per row"
         assert keys.dtype == np.int64, "keys are int64"
-        assert rows.shape[1:] == (dim,), "rows of one dim"
+        assert rows.shape[1:] == ((dim,) if kind == "group" else (0,)), "rows of one dim"
         assert all(len(values) == len(keys) for values in state.values()), "one state entry per key"
-        arrays[f"group-{dim}/keys"] = keys
-        arrays[f"group-{dim}/rows"] = rows
-        arrays |= {f"group-{dim}/state/{name}": values for name, values in state.items()}
+        arrays[f"{kind}-{dim}/keys"] = keys
+        if kind == "group":
+            arrays[f"{kind}-{dim}/rows"] = rows
+        arrays |= {f"{kind}-{dim}/state/{name}": values for name, values in state.items()}
     return arrays

@@ -125,7 +125,8 @@ def count_rows(storage: Storage, manifest: CheckpointManifest) -> int:
 
 def _count_keys(storage: Storage, name: str) -> int:
     with TensorFile(storage, name) as file:
-        return sum(math.prod(spec.shape) for key, spec in file.specs.items() if key.endswith("/keys"))
+        of_rows = (s for key, s in file.specs.items() if key.startswith("group-") and key.endswith("/keys"))
+        return sum(math.prod(spec.shape) for spec in of_rows)
 
 
 def _look(storage: Storage, folder: str, contents: bool, verified: set[str]) -> Found:

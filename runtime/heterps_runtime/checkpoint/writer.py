@@ -59,7 +59,7 @@ class RowFile:
     parts: Sequence[RowPart]
     origin: Origin  # by the writer's own count
     index: int  # of the server
-    added: int  # rows that no earlier file of the server has
+    added: int  # by how many rows the server has grown since its file before; less than 0 if more were evicted
 
     def write(self, storage: Storage, folder: str) -> FileEntry:
         """Write it.

@@ -425,8 +425,8 @@ class CoordinatorCore:
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
         self.liveness.move()
-        error = self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json())
-        if error:
+        member.totals.update(report.totals)
+        if error := self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json()):
             self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:

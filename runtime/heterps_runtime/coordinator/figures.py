@@ -55,6 +55,13 @@ def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
     return stages
 
 
+def _rows(core: CoordinatorCore) -> dict[str, int]:
+    """Rows of all servers, and how they came and went since these have started."""
+    servers = core.membership.roster.servers() if core.membership.roster else []
+    keys = ("rows", "candidates", "admitted", "evicted")
+    return {"stored" if key == "rows" else key: int(sum(s.totals.get(key, 0.0) for s in servers)) for key in keys}
+
+
 def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     """The status document (docs/runtime.md)."""
     progress, membership, now = core.progress, core.membership, core.clock()
@@ -95,6 +102,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
             "failures": core.checkpoints.failures,
             "lastError": core.checkpoints.error,
         },
+        "rows": _rows(core),
         "evaluation": core.evaluation.results,
         "model": core.model_path,
         "events": core.journal.events(),
@@ -205,6 +213,9 @@ class JobMetrics:
         for name, text, key in (
             ("heterps_server_rows", "Rows that a parameter server stores", "rows"),
             ("heterps_server_memory_bytes", "Memory of its rows, state and dense parameters", "bytes"),
+            ("heterps_server_candidates", "Ids that have no row yet", "candidates"),
+            ("heterps_server_admitted_rows", "Rows that ids got after some steps since it started", "admitted"),
+            ("heterps_server_evicted_rows", "Rows that no step used any more since it started", "evicted"),
         ):
             rows = [((str(s.index), s.pool), s.totals.get(key, 0.0)) for s in servers]
             yield self._family(name, text, ("server", "pool"), rows)

@@ -29,6 +29,7 @@ from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
 from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, write_manifest
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
+from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
 from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.wire.messages import Damaged, Model
@@ -161,6 +162,8 @@ class JobFiles:
         Raises:
             CheckpointError: the checkpoint is not valid, or another run has taken the checkpoints over.
         """
+        tables = model.tables if model else ()
+        rules = rules_of(tables, self._config.tables) if model else {}
         manifest = CheckpointManifest(
             step=barrier.step,
             epoch=progress["epoch"],
@@ -180,8 +183,8 @@ class JobFiles:
                     init=self._config.embedding_init,
                     dtype=self._config.dtype_name,
                     padding_idx=t.padding_idx,
-                )
-                for t in (model.tables if model else ())
+                ).with_rules(rules[t.index])
+                for t in tables
             ),
             files=barrier.entries,
             term=self._ownership.term,

@@ -206,7 +206,7 @@ def _compile(config: RunConfig, model: UserModel) -> None:
     sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
     dense = DenseOptimizer.from_manifest(config.dense_optimizer)
     warm_up_worker(config.dtype_name, config.wire_precision, bags=bags)
-    warm_up_server(sparse, dense, config.dtype_name, config.wire_precision)
+    warm_up_server(sparse, dense, config.dtype_name, config.wire_precision, rules=bool(config.tables))
 
 
 def _room(pool: PoolConfig, device: torch.device) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from heterps_runtime.checkpoint import RowPart
 from heterps_runtime.errors import TransientError
-from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.keyed import KeyedRows
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 
 __all__ = ["Copier"]
@@ -23,28 +23,27 @@ class Copier:
     writes consumes `parts`, whose pieces come in this order.
 
     Args:
-        stores: by dimension.
-        snapshots: of these stores, by dimension.
+        stores: by the name of their part of a file.
+        snapshots: of these stores, likewise.
         wake: makes the server call `advance` again; called by the thread that writes.
     """
 
     def __init__(
-        self, stores: Mapping[int, RowStore], snapshots: Mapping[int, RowSnapshot], wake: Callable[[], None]
+        self, stores: Mapping[str, KeyedRows], snapshots: Mapping[str, RowSnapshot], wake: Callable[[], None]
     ) -> None:
         self._stores = stores
-        self._open = {dim: snapshot for dim, snapshot in snapshots.items() if snapshot.total}
+        self._open = {name: snapshot for name, snapshot in snapshots.items() if snapshot.total}
         self._wake = wake
         self._ready: deque[RowChunk] = deque()
         self._cancelled = ""
         self._changed = threading.Condition()
-        self.parts = [self._part(dim, snapshot) for dim, snapshot in self._open.items()]
-        for dim in snapshots.keys() - self._open.keys():
-            stores[dim].end_snapshot()
+        self.parts = [self._part(name, snapshot) for name, snapshot in self._open.items()]
+        for name in snapshots.keys() - self._open.keys():
+            stores[name].end_snapshot()
 
-    def _part(self, dim: int, snapshot: RowSnapshot) -> RowPart:
-        store = self._stores[dim]
-        columns = store.optimizer.state_columns(dim)
-        return RowPart(dim, snapshot.total, snapshot.piece_rows, store.dtype, columns, self._pieces(snapshot.total))
+    def _part(self, name: str, snapshot: RowSnapshot) -> RowPart:
+        columns = self._stores[name].column_types
+        return RowPart(name, snapshot.total, snapshot.piece_rows, columns, self._pieces(snapshot.total))
 
     def advance(self) -> bool:
         """Copy some rows, in a few milliseconds; returns whether more can be copied at once."""
@@ -52,11 +51,11 @@ class Copier:
             full = len(self._ready) >= _WAITING_PIECES
         if full or not self._open:
             return False
-        dim, snapshot = next(iter(self._open.items()))
+        name, snapshot = next(iter(self._open.items()))
         piece = snapshot.advance()
         if snapshot.done:
-            self._stores[dim].end_snapshot()
-            del self._open[dim]
+            self._stores[name].end_snapshot()
+            del self._open[name]
         if piece is not None:
             with self._changed:
                 self._ready.append(piece)
@@ -67,8 +66,8 @@ class Copier:
         """Give up what is not copied yet; the thread that writes gets an error. Without effect if all is copied."""
         if not self._open:
             return
-        for dim in self._open:
-            self._stores[dim].end_snapshot()
+        for name in self._open:
+            self._stores[name].end_snapshot()
         self._open = {}
         with self._changed:
             self._cancelled = reason

@@ -25,13 +25,13 @@ class Saved:
     Attributes:
         folder: of the checkpoint.
         files: oldest first, as a later checkpoint lists them.
-        snapshots: numbers of the stores' snapshots, by dimension.
+        snapshots: numbers of the stores' snapshots, by the name of their part of a file.
         num_rows: of all stores.
     """
 
     folder: str
     files: tuple[FileEntry, ...]
-    snapshots: Mapping[int, int]
+    snapshots: Mapping[str, int]
     num_rows: int
 
 
@@ -70,15 +70,14 @@ class History:
 def builds_on(saved: Saved, changed: int, total: int) -> bool:
     """Whether a checkpoint should have the changed rows only.
 
-    A restore reads at most twice the bytes of all rows, and what is written again for that is on average no more than
-    what has changed.
+    A restore reads at most twice the bytes of all rows, also if many that the first file has were evicted since. What
+    is written again for that is on average no more than what has changed and what was evicted.
 
     Args:
         saved: the checkpoint before.
         changed: bytes of the rows that have changed since.
         total: bytes of all rows.
     """
-    increments = saved.files[1:]
-    if total < SMALLEST_BYTES or changed > _MOST_CHANGED * total or len(increments) >= _MOST_INCREMENTS:
+    if total < SMALLEST_BYTES or changed > _MOST_CHANGED * total or len(saved.files) > _MOST_INCREMENTS:
         return False
-    return sum(file.bytes for file in increments) + changed <= total
+    return sum(file.bytes for file in saved.files) + changed <= 2 * total

@@ -6,6 +6,8 @@ after the commit that it waits for, which saves a round trip.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -100,6 +102,16 @@ class ParameterServer(Member):
         self._saturated = Counter(
             "heterps_ps_saturated_values", "Row values beyond the wire's range", registry=self._registry
         )
+        by_table = ("table",)
+        self._admitted = Counter(
+            "heterps_ps_admitted_rows", "Rows that ids got after some steps", by_table, registry=self._registry
+        )
+        self._evicted = Counter(
+            "heterps_ps_evicted_rows", "Rows that no step used any more", by_table, registry=self._registry
+        )
+        self._moved = {"admitted": 0, "evicted": 0}  # of all tables
+        candidates = Gauge("heterps_ps_candidates", "Ids that have no row yet", registry=self._registry)
+        candidates.set_function(lambda: self._shard.num_candidates)
         rows = Gauge("heterps_ps_rows", "Rows stored", registry=self._registry)
         rows.set_function(lambda: self._shard.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
@@ -120,8 +132,14 @@ class ParameterServer(Member):
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        disk = self._config.spill.directory if self._config.spill else None
-        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision, disk)
+        warm_up_server(
+            sparse,
+            dense,
+            self._config.dtype_name,
+            self._config.wire_precision,
+            rules=bool(self._config.tables),
+            disk=self._config.spill.directory if self._config.spill else None,
+        )
         self._join()
         try:
             self._serve()
@@ -172,15 +190,23 @@ class ParameterServer(Member):
                 # Workers can compute once they have the dense parameters, so these are sent before rows are updated.
                 self._shard.commit_dense(order.step, order.batch_size)
                 self._release()
-                self._shard.commit_rows(order.step, order.batch_size)
+                self._count(self._shard.commit_rows(order.step, order.batch_size))
                 self._commits.inc()
                 self._release()
             case Checkpoint():
                 self._saver.save(order, lambda: self._shard.committed, lambda: self._snapshot(order))
 
+    def _count(self, moved: dict[str, tuple[int, int]]) -> None:
+        for table, (admitted, evicted) in moved.items():
+            self._admitted.labels(table).inc(admitted)
+            self._evicted.labels(table).inc(evicted)
+            self._moved["admitted"] += admitted
+            self._moved["evicted"] += evicted
+
     def _snapshot(self, order: Checkpoint) -> Part:
         newest = order.newest if self._config.checkpoint_increments else None
-        return self._shard.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
+        part = self._shard.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
+        return replace(part, totals=self._totals())
 
     def _join(self) -> None:
         self._generation = _NONE
@@ -320,5 +346,7 @@ class ParameterServer(Member):
         return {
             "rows": float(self._shard.num_rows),
             "bytes": float(self._shard.num_bytes),
+            "candidates": float(self._shard.num_candidates),
+            **{name: float(count) for name, count in self._moved.items()},
             work.TOTAL: float(self._work.total),
         }

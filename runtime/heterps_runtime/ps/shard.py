@@ -27,8 +27,10 @@ from heterps_runtime.checkpoint import (
     iterate_rows,
     read_dense,
 )
+from heterps_runtime.checkpoint.restore import RowBlock
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
+from heterps_runtime.partition.access import Ages, rules_of
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.copying import Copier
 from heterps_runtime.ps.increments import History, Saved, builds_on
@@ -37,6 +39,7 @@ from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
+from heterps_runtime.store.keyed import LAST_STEP, ROWS, KeyedRows
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -120,8 +123,9 @@ class Shard:
         new = {t.index: t for t in tables if t.index not in self.tables}
         self.tables.update(new)
         by_dim: dict[int, dict[int, TableSpec]] = {}
+        rules = rules_of(self.tables.values(), self._config.tables)
         for index, table in self.tables.items():
-            spec = TableSpec(table.name, table.num_embeddings, self._init, table.padding_idx)
+            spec = TableSpec(table.name, table.num_embeddings, self._init, table.padding_idx, rules[index])
             by_dim.setdefault(table.dim, {})[index] = spec
         for dim, specs in by_dim.items():
             if dim not in self.stores:
@@ -167,12 +171,17 @@ class Shard:
             self._reserve(storage, manifest, files)
             for entry in files:
                 own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
-                for block in iterate_rows(storage, manifest, None if own else self._has, files=[entry]):
+                wanted = None if own else self._has
+                for block in iterate_rows(storage, manifest, wanted, files=[entry]):
                     self.stores[block.dim].load(block.keys, block.rows, block.state)
+                for block in iterate_rows(storage, manifest, wanted, files=[entry], kind="candidates"):
+                    self._parts[f"candidates-{block.dim}"].load(block.keys, None, block.state)
+            for store in self.stores.values():
+                store.forget_admitted()
             if number == self._num_servers:  # otherwise these files have rows of other servers, too
                 folder, origin = manifest.folder, manifest.origin
                 earlier = tuple(entry.earlier(folder, origin) for entry in files)
-                self._history.restored(Saved(folder, earlier, dict.fromkeys(self.stores, LOADED), self.num_rows))
+                self._history.restored(Saved(folder, earlier, dict.fromkeys(self._parts, LOADED), self.num_rows))
         if dense:
             snapshot = self.dense.snapshot()
             snapshot.update(read_dense(storage, manifest, list(dense)))
@@ -210,13 +219,11 @@ class Shard:
         """Load another model, by the names of its tables, parameters and statistics."""
         if with_rows:
             mapped = TableMap(manifest, self.tables.values())
-            for block in iterate_rows(storage, manifest):
-                found = mapped(block)
-                mask = self._has(found.keys)
-                if mask.any():
-                    state = {n: values[mask].astype(self._dtype) for n, values in found.state.items()}
-                    rows = found.rows[mask].astype(self._dtype)
-                    self.stores[block.dim].load(found.keys[mask], rows, state or None)
+            for kind in ("group", "candidates"):
+                for block in iterate_rows(storage, manifest, kind=kind):
+                    self._load_block(kind, mapped(block))
+            for store in self.stores.values():
+                store.forget_admitted()
         for name, value in dense.items():
             self.dense.add(name, value)
         if dense:
@@ -226,6 +233,24 @@ class Shard:
         values = imported_values(storage, manifest, statistics, role="buffers")
         for name, value in statistics.items():
             self.statistics.add(name, values.get(name, value))
+
+    def _load_block(self, kind: str, block: RowBlock) -> None:
+        """Load rows or candidates of another job that are this server's, as this job's rules have them."""
+        store: KeyedRows | None = self._parts.get(f"{kind}-{block.dim}")
+        if store is None:  # this job has no candidates of this dimension
+            return
+        types = {name.removeprefix("state/"): dtype for name, (dtype, _) in store.column_types.items()}
+        mask, state = self._has(block.keys), dict(block.state)
+        if LAST_STEP in types:  # of a job that did not count, rows are as old as this job
+            last = state.setdefault(LAST_STEP, np.full((len(mask), 1), self._earlier_steps, np.int32))
+            rules = {index: spec.rules for index, spec in store.tables.items()}
+            ages = Ages.of_rows(rules) if kind == "group" else Ages.of_candidates(rules)
+            mask &= ~ages.gone(block.keys, last.reshape(-1), self._earlier_steps)
+        if not mask.any():
+            return
+        known = {name: values[mask].astype(types[name]) for name, values in state.items() if name in types}
+        has_state = block.state or known.keys() == types.keys() - {ROWS}
+        store.load(block.keys[mask], block.rows[mask].astype(self._dtype), known if has_state else None)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -262,15 +287,21 @@ class Shard:
         self.statistics.apply([push.statistics for push in pushes], 1.0 / batch_size)
         self.dense_committed = step + 1
 
-    def commit_rows(self, step: int, batch_size: int) -> None:
-        """The second half of a commit: rows."""
+    def commit_rows(self, step: int, batch_size: int) -> dict[str, tuple[int, int]]:
+        """The second half of a commit: rows.
+
+        Returns:
+            Rows that candidates got, and rows that were evicted, by the names of tables; only of those with any.
+        """
         assert self.dense_committed == step + 1, "dense parameters are committed first"
         pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
         for dim, store in self.stores.items():
             given = [(keys, grads) for push in pushes for d, keys, grads in push.chunks if d == dim]
             if given and store.apply(given, 1.0 / batch_size, self._number(step)):
                 raise TransientError(f"step {step}: a gradient is not finite although its worker found none")
+            store.evict(self._number(step))
         self.committed = step + 1
+        return {name: counts for store in self.stores.values() for name, counts in store.take_moved().items()}
 
     def _number(self, step: int) -> int:
         """Number of a step for the optimizers, from 1, with those that their state had before this job."""
@@ -288,16 +319,17 @@ class Shard:
             wake: makes this server's thread call `copy_rows` again; called by the thread that writes.
         """
         origin, saved = Origin(self.committed, lineage), self._increment_of(newest)
+        parts = self._parts
         begun = {
-            dim: store.begin_snapshot(saved.snapshots.get(dim, LOADED) if saved else None)
-            for dim, store in self.stores.items()
+            name: store.begin_snapshot(saved.snapshots.get(name, LOADED) if saved else None)
+            for name, store in parts.items()
         }
-        copier = self._copier = Copier(self.stores, {dim: copy for dim, (_, copy) in begun.items()}, wake)
+        copier = self._copier = Copier(parts, {name: copy for name, (_, copy) in begun.items()}, wake)
         num_rows = self.num_rows
         added = num_rows - (saved.num_rows if saved else 0)
         earlier = saved.files if saved else ()
         files: list[RowFile | StateFile] = []
-        if copier.parts or not saved:
+        if copier.parts or added or not saved:  # what was evicted changes the number of rows only
             files.append(RowFile(f"rows-{self._index}.safetensors", copier.parts, origin, self._index, added))
 
         def over(entries: tuple[FileEntry, ...] | None) -> None:
@@ -305,7 +337,7 @@ class Shard:
                 copier.cancel("the checkpoint failed")
                 return
             rows = tuple(entry.earlier(folder, origin) for entry in entries if entry.role == "rows")
-            snapshots = {dim: number for dim, (number, _) in begun.items()}
+            snapshots = {name: number for name, (number, _) in begun.items()}
             self._history.written(Saved(folder, earlier + rows, snapshots, num_rows))
 
         return Part([*files, *self._dense_files(origin)], earlier, over)
@@ -334,14 +366,29 @@ class Shard:
         saved = self._history.newest(newest)
         if saved is None:
             return None
-        changed = sum(s.count_changed(saved.snapshots.get(d, LOADED)) * s.row_nbytes for d, s in self.stores.items())
-        total = sum(len(store) * store.row_nbytes for store in self.stores.values())
+        changed = sum(s.count_changed(saved.snapshots.get(n, LOADED)) * s.row_nbytes for n, s in self._parts.items())
+        total = sum(len(store) * store.row_nbytes for store in self._parts.values())
         return saved if builds_on(saved, changed, total) else None
+
+    @property
+    def _parts(self) -> dict[str, KeyedRows]:
+        """The rows and candidates of this server, by the name of their part of a file."""
+        parts: dict[str, KeyedRows] = {}
+        for dim, store in self.stores.items():
+            parts[f"group-{dim}"] = store
+            if store.candidates is not None:
+                parts[f"candidates-{dim}"] = store.candidates
+        return parts
 
     @property
     def num_rows(self) -> int:
         """Stored rows; any thread may ask."""
         return sum(len(store) for store in list(self.stores.values()))
+
+    @property
+    def num_candidates(self) -> int:
+        """Ids that have no row yet; any thread may ask."""
+        return sum(len(store.candidates) for store in list(self.stores.values()) if store.candidates is not None)
 
     @property
     def num_bytes(self) -> int:

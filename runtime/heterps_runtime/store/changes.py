@@ -17,9 +17,10 @@ __all__ = ["LOADED", "MAX_SNAPSHOTS", "Changes", "find_before", "find_marked"]
 
 Marks = NDArray[np.uint16]
 
-MAX_SNAPSHOTS = (1 << 16) - 2  # marks are uint16
-_AHEAD = 32  # rows whose marks are requested in advance
 LOADED = 0  # mark of rows that a checkpoint gave
+_GONE = (1 << 16) - 1  # mark of rows that were removed; marks are uint16
+MAX_SNAPSHOTS = _GONE - 2  # then `now` is the greatest mark but one
+_AHEAD = 32  # rows whose marks are requested in advance
 
 
 class Changes:
@@ -48,24 +49,33 @@ class Changes:
         """Make room for `num_rows` rows."""
         self._marks.reserve(num_rows)
 
-    def add(self, start: int, stop: int, mark: int) -> None:
+    def add(self, rows: slice | Int32s, mark: int) -> None:
         """Give new rows a mark, `now` or `LOADED`."""
-        self._marks.array[start:stop] = mark
-        self._num_new += stop - start if mark == self.now else 0
+        marks = self._marks.array
+        marks[rows] = mark
+        if mark == self.now:
+            self._num_new += len(marks[rows])
+
+    def remove(self, rows: Int32s) -> None:
+        """Note that rows (n,) are removed."""
+        marks = self._marks.array
+        self._num_new -= int(np.count_nonzero(marks[rows] == self.now))
+        marks[rows] = _GONE
 
     def touch(self, rows: Int32s) -> None:
         """Note that rows (n,) are being changed."""
         self._num_new += _touch(self._marks.array, rows, self.now)
 
     def count_after(self, snapshot: int, num_rows: int) -> int:
-        """Number of rows that have changed after a snapshot, of the first `num_rows`.
+        """Number of rows that have changed after a snapshot, of the first `num_rows` and without those removed.
 
         That is known for the last snapshot. For earlier ones, which are needed if the last one failed, marks are read:
         a few milliseconds for 20 million rows.
         """
         if snapshot == self.now - 1:
             return self._num_new
-        return int(np.count_nonzero(self._marks.array[:num_rows] > snapshot))
+        marks = self._marks.array[:num_rows]
+        return int(np.count_nonzero(marks > snapshot) - np.count_nonzero(marks == _GONE))
 
     def advance(self) -> int:
         """Begin a snapshot; returns its number, at most `MAX_SNAPSHOTS`."""
@@ -76,7 +86,8 @@ class Changes:
 
     def start_again(self, num_rows: int) -> None:
         """Forget which rows changed when, which takes time in proportion to their number."""
-        self._marks.array[:num_rows] = LOADED
+        marks = self._marks.array[:num_rows]
+        marks[marks != _GONE] = LOADED
         self._num_new = 0
         self.now = LOADED + 1
 

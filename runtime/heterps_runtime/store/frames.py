@@ -111,6 +111,16 @@ class Frames:
         self.num_begun = min(num_frames, self.num_begun)
         return changed
 
+    def forget(self, rows: Int32s) -> Int32s:
+        """Forget rows (n,), which have values; returns the slots (m,) that had them."""
+        frames, slots = np.empty((2, len(rows)), np.int32)
+        arrays = self._places.array, self._slot_of.array, self._uses.array
+        counts = np.zeros(2, np.int64)
+        _forget(rows, *arrays, frames, slots, counts)
+        num_frames, num_slots = counts.tolist()
+        self._free = np.concatenate([self._free, frames[:num_frames]])
+        return slots[:num_slots]
+
     def _release(self, frames: Int32s) -> Int32s:
         changed = np.empty(len(frames), np.int32)
         arrays = self._places.array, self._row_of.array, self._slot_of.array, self._uses.array
@@ -215,6 +225,28 @@ def _release(frames: Int32s, places: Int32s, row_of: Int32s, slot_of: Int32s, us
             changed[count] = frame
             count += 1
     return count
+
+
+@kernel
+def _forget(
+    rows: Int32s, places: Int32s, slot_of: Int32s, uses: Bytes, frames: Int32s, slots: Int32s, counts: Int64s
+) -> None:
+    """See `Frames.forget`; counts (2,), output: frames that are free now, and slots that are not needed any more."""
+    num_frames, num_slots = 0, 0
+    for i in range(rows.size):
+        row = np.uint64(rows[i])
+        slot = -1 - places[row]
+        if places[row] > 0:
+            frame = np.uint64(places[row]) - np.uint64(1)
+            slot = slot_of[frame]
+            uses[frame] = _FREE
+            frames[num_frames] = frame
+            num_frames += 1
+        if slot >= 0 and places[row] != 0:
+            slots[num_slots] = slot
+            num_slots += 1
+        places[row] = 0
+    counts[0], counts[1] = num_frames, num_slots
 
 
 @kernel

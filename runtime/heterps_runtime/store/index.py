@@ -9,6 +9,9 @@ A table grows by a quarter. Its buckets move to the new table a few at a time, w
 stops a server; memory from which they have moved is given back at once. Buckets keep their order, and entries know
 theirs: moving them reads and writes memory in sequence, and needs no keys. During a move, each key has one table, by
 its bucket in the old one: those before a boundary have moved.
+
+An entry that is removed leaves no mark behind. A later entry that had found no room in the bucket takes its place, and
+so on, so that a search still ends at the first bucket with an empty entry.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ _GROWTH = 1.25  # with `_LOAD`: 10 to 12.5 bytes per row
 _SMALLEST_TAIL = 1 << 9  # buckets after the last, so that probing need not begin again at the first
 _MOVED_PER_ROW = 1  # buckets, for each new row: a move is over after two thirds of the rows that the new table adds
 _MOVED_AT_LEAST = 1 << 9  # buckets, at a time
+_MOST_EXTRA = 8  # buckets after a part of the table that usually have all its entries
+_NONE: Int32s = np.empty(0, np.int32)
 
 _ID_MASK = np.int64((1 << ID_BITS) - 1)
 _U32 = np.uint64(32)
@@ -85,37 +90,62 @@ class HashIndex:
         return _find(_flat(self._table), _flat(self._old), self._sizes, keys, row_keys, rows, unknown)
 
     def claim(
-        self, keys: Int64s, first: int, limits: Int64s, row_keys: Int64s, num_rows: int, rows: Int32s
-    ) -> tuple[int, int]:
-        """Assign rows to keys[first:], new ones at the end. Entries move on.
+        self,
+        keys: Int64s,
+        first: int,
+        limits: Int64s,
+        row_keys: Int64s,
+        num_rows: int,
+        rows: Int32s,
+        free: Int32s = _NONE,
+    ) -> tuple[int, int, int]:
+        """Assign rows to keys[first:], new ones from the end of `free` and then after all others. Entries move on.
 
         Args:
             keys: (N,).
             first: index of the first key.
             limits: (T, 3); [:, 0] is the number of ids of each table.
             row_keys: key of each row, for as many rows as the store has room for; those of new rows are added.
-            num_rows: rows that exist.
+            num_rows: rows that exist, with the free ones among them.
             rows: (N,), output: the row of each key.
+            free: rows that have no key.
 
         Returns:
-            N when done; i < N if `row_keys` has no room for keys[i]; -1 - i if keys[i] belongs to no table; and the
-            new number of rows.
+            N when done; i < N if `row_keys` has no room for keys[i]; -1 - i if keys[i] belongs to no table; the new
+            number of rows; and the number of `free` that are left, which are its first.
         """
-        counts = np.array([num_rows, 0], np.int64)
+        counts = np.array([num_rows, len(free), 0], np.int64)
+        used = num_rows - len(free)
         while True:
-            room = min(int(_LOAD * _BUCKET * self._sizes[0]), len(row_keys))
+            room = int(_LOAD * _BUCKET * self._sizes[0])
             tables = _flat(self._table), _flat(self._old)
-            first = _claim(*tables, self._sizes, keys, first, room, limits, row_keys, rows, counts)
-            count, overrun = counts.tolist()
-            self._move_on(_MOVED_PER_ROW * (count - num_rows) + _MOVED_AT_LEAST)
-            num_rows = count
+            first = _claim(*tables, self._sizes, keys, first, room, limits, row_keys, rows, free, counts)
+            num_rows, num_free, overrun = counts.tolist()
+            self._move_on(_MOVED_PER_ROW * (num_rows - num_free - used) + _MOVED_AT_LEAST)
+            used = num_rows - num_free
             if overrun:
                 self._tail *= 2
                 self._rebuild(int(self._sizes[0]))
-            elif 0 <= first < len(keys) and count < len(row_keys):
+            elif 0 <= first < len(keys) and (num_free or num_rows < len(row_keys)):
                 self._grow()
             else:
-                return first, count
+                return first, num_rows, num_free
+
+    def remove(self, keys: Int64s, rows: Int32s) -> None:
+        """Remove the entries of keys (N,), which have these rows (N,)."""
+        _remove(_flat(self._table), _flat(self._old), self._sizes, keys, rows)
+
+    def rows_of_part(self, part: int, parts: int) -> Int32s:
+        """Rows (n,) of the keys in one of several equal parts, by the high half of their hashes."""
+        start, stop = (-(-(number << 32) // parts) for number in (part, part + 1))
+        buckets, old_buckets = (int(self._sizes[i]) * (stop - start) >> 32 for i in range(2))
+        room = _BUCKET * (buckets + old_buckets + _MOST_EXTRA)
+        while True:
+            found = np.empty(room, np.int32)
+            count = _rows_between(_flat(self._table), _flat(self._old), self._sizes, start, stop, found)
+            if count >= 0:
+                return found[:count]
+            room *= 2  # entries that had no room in their buckets are after the part
 
     def _grow(self) -> None:
         """Begin to move to a larger table; if entries are moving now, move all of them at once."""
@@ -132,10 +162,11 @@ class HashIndex:
             return
         buckets, old_buckets, boundary = self._sizes.tolist()
         self._table.populate(int(_GROWTH * (boundary + num_buckets)))
-        reached = int(_move(_flat(self._old), boundary, boundary + num_buckets, _flat(self._table), buckets))
+        source = _flat(self._old), old_buckets, old_buckets
+        reached = int(_move(*source, boundary, boundary + num_buckets, _flat(self._table), buckets))
         if reached < 0:
             self._tail *= 2
-            self._rebuild(buckets)  # entries that have moved just now are found twice there, with the same row
+            self._rebuild(buckets)
         elif reached >= old_buckets:  # those of the tail have moved with the bucket that had no room for them
             self._old = _NO_TABLE
             self._sizes[:] = buckets, 0, 1
@@ -145,11 +176,16 @@ class HashIndex:
 
     def _rebuild(self, buckets: int) -> None:
         """Move all entries to a table of so many buckets at once."""
-        sources = (self._old, int(self._sizes[2])), (self._table, 0)
+        _, old_buckets, boundary = self._sizes.tolist()
+        # Not what a move that failed has left in the new table: those entries are still in the old one.
+        sources = (self._old, old_buckets, boundary), (self._table, boundary, 0)
         while True:
             table = self._new_table(buckets)
             table.populate(buckets)
-            moved = (_move(_flat(old), start, old.capacity, _flat(table), buckets) for old, start in sources)
+            moved = (
+                _move(_flat(source), old_buckets, limit, start, source.capacity, _flat(table), buckets)
+                for source, limit, start in sources
+            )
             if all(reached >= 0 for reached in moved):
                 break
             self._tail *= 2
@@ -260,17 +296,22 @@ def _claim(
     sizes: Int64s,
     keys: Int64s,
     first: int,
-    max_rows: int,
+    max_entries: int,
     limits: Int64s,
     row_keys: Int64s,
     rows: Int32s,
+    free: Int32s,
     counts: Int64s,
 ) -> int:
-    """See `HashIndex.claim`; counts: number of rows, updated; output: whether probing ran over the end of a table."""
+    """See `HashIndex.claim`.
+
+    `counts` has the number of rows and that of free ones, which are updated, and whether probing ran over the end of a
+    table.
+    """
     buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
     found = np.empty(PREFETCH_BLOCK, np.int64)
-    num_rows = counts[0]
-    counts[1] = 0
+    num_rows, num_free = counts[0], counts[1]
+    counts[2] = 0
     result = keys.size
     for start in range(first, keys.size, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, keys.size)
@@ -298,29 +339,122 @@ def _claim(
             if id_table < 0 or id_table >= limits.shape[0] or (key & _ID_MASK) >= limits[id_table, 0]:
                 result = -1 - i
                 break
-            if num_rows >= max_rows or place >= end:
-                counts[1] = place >= end
+            is_full = num_rows >= row_keys.size and num_free == 0
+            if num_rows - num_free >= max_entries or is_full or place >= end:
+                counts[2] = place >= end
                 result = i
                 break
-            row_keys[np.uint64(num_rows)] = key
-            rows[i] = num_rows
-            num_rows += 1
-            if has_moved:
-                table[place], table[place + _U8] = np.uint32(half), num_rows
+            if num_free > 0:
+                num_free -= 1
+                row = np.int64(free[np.uint64(num_free)])
             else:
-                old[place], old[place + _U8] = np.uint32(half), num_rows
+                row = num_rows
+                num_rows += 1
+            row_keys[np.uint64(row)] = key
+            rows[i] = row
+            if has_moved:
+                table[place], table[place + _U8] = np.uint32(half), row + 1
+            else:
+                old[place], old[place + _U8] = np.uint32(half), row + 1
         if result < keys.size:
             break
-    counts[0] = num_rows
+    counts[0], counts[1] = num_rows, num_free
     return result
 
 
 @kernel
-def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> np.int64:
+def _remove(table: Words, old: Words, sizes: Int64s, keys: Int64s, rows: Int32s) -> None:
+    """See `HashIndex.remove`."""
+    buckets, old_buckets, moved = np.uint64(sizes[0]), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    for i in range(keys.size):
+        if i + PREFETCH_BLOCK < keys.size:
+            half = mix64(np.uint64(keys[i + PREFETCH_BLOCK])) >> _U32
+            offset = _first_word(half, old_buckets)
+            if offset < moved:
+                prefetch(table, np.int64(_first_word(half, buckets)))
+            else:
+                prefetch(old, np.int64(offset))
+        half = mix64(np.uint64(keys[i])) >> _U32
+        offset = _first_word(half, old_buckets)
+        if offset < moved:
+            _take_out(table, _first_word(half, buckets), buckets, np.uint32(rows[i] + 1))
+        else:
+            _take_out(old, offset, old_buckets, np.uint32(rows[i] + 1))
+
+
+@kernel
+def _take_out(words: Words, offset: np.uint64, buckets: np.uint64, entry: np.uint32) -> None:
+    """Remove an entry, given by its row number plus one, which lies in the bucket at `offset` or after it."""
+    j = first_equal(words, offset + _U8, entry)
+    while j == _U8:
+        offset += _U16
+        j = first_equal(words, offset + _U8, entry)
+    while True:
+        place = offset + j
+        heir = _heir(words, offset, buckets)
+        if heir == place:
+            break
+        words[place], words[place + _U8] = words[heir], words[heir + _U8]
+        if heir < offset + _U16:
+            place = heir
+            break
+        offset, j = heir // _U16 * _U16, heir % _U16
+    words[place], words[place + _U8] = np.uint32(0), np.uint32(0)
+
+
+@kernel
+def _heir(words: Words, offset: np.uint64, buckets: np.uint64) -> np.uint64:
+    """Offset of an entry that may move to the bucket at `offset`: one that had no room in it, or else its last one."""
+    later = offset
+    while words[later + _U16 - _U1] != 0 and later + _U16 < np.uint64(words.size):
+        later += _U16
+        for j in range(_BUCKET):
+            place = later + np.uint64(j)
+            if words[place + _U8] == 0:
+                break
+            if _first_word(np.uint64(words[place]), buckets) <= offset:
+                return place
+    return offset + first_equal(words, offset + _U8, np.uint32(0)) - _U1
+
+
+@kernel
+def _rows_between(table: Words, old: Words, sizes: Int64s, start: int, stop: int, found: Int32s) -> int:
+    """Find the rows whose hashes have a high half from `start` to `stop`; -1 if `found` has no room for them."""
+    count = _rows_in(table, sizes[0], sizes, False, start, stop, found, 0)
+    return _rows_in(old, sizes[1], sizes, True, start, stop, found, count) if sizes[1] > 0 and count >= 0 else count
+
+
+@kernel
+def _rows_in(
+    words: Words, size: int, sizes: Int64s, is_old: bool, start: int, stop: int, found: Int32s, count: int
+) -> int:
+    """The same for one of the tables, which has `size` buckets; `found` has `count` rows already."""
+    buckets, old_buckets, moved = np.uint64(size), np.uint64(sizes[1]), np.uint64(sizes[2]) * _U16
+    offset, end = _first_word(np.uint64(start), buckets), _first_word(np.uint64(stop - 1), buckets) + _U16
+    while offset < np.uint64(words.size):
+        if offset >= end and words[offset - _U1] == 0:
+            break
+        for j in range(_BUCKET):
+            half, row = np.uint64(words[offset + np.uint64(j)]), words[offset + _U8 + np.uint64(j)]
+            if row == 0:
+                break
+            if np.uint64(start) <= half < np.uint64(stop) and (_first_word(half, old_buckets) >= moved) == is_old:
+                if count == found.size:
+                    return -1
+                found[np.uint64(count)] = row - 1
+                count += 1
+        offset += _U16
+    return count
+
+
+@kernel
+def _move(source: Words, old_buckets: int, limit: int, start: int, stop: int, target: Words, buckets: int) -> np.int64:
     """Copy the buckets of `source` from `start` to `stop`, and those after them that may have their entries.
 
     Args:
         source: a table.
+        old_buckets: of the table from which entries are moving, without the tail; 0: of none.
+        limit: only entries are copied whose bucket there is one before this.
         start: the first bucket.
         stop: the bucket after the last.
         target: a table.
@@ -330,6 +464,7 @@ def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> 
         The first bucket that was not copied; -1 if probing ran over the end of the target.
     """
     offset, end = np.uint64(start) * _U16, np.uint64(stop) * _U16
+    first_kept = np.uint64(limit) * _U16
     while offset < np.uint64(source.size):
         if offset >= end and source[offset - _U1] == 0:
             break
@@ -337,6 +472,8 @@ def _move(source: Words, start: int, stop: int, target: Words, buckets: int) -> 
             half, row = source[offset + np.uint64(j)], source[offset + _U8 + np.uint64(j)]
             if row == 0:
                 break
+            if _first_word(np.uint64(half), np.uint64(old_buckets)) >= first_kept:
+                continue
             place = _empty(target, _first_word(np.uint64(half), np.uint64(buckets)))
             if place >= np.uint64(target.size):
                 return np.int64(-1)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from heterps_runtime.partition.access import NO_RULES, TableRules
 from heterps_runtime.partition.splitmix import GOLDEN
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, mix64, view
 
@@ -105,12 +106,13 @@ class EmbeddingInit:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What the initial values of a table's rows depend on."""
+    """What the initial values of a table's rows depend on, and when its ids have rows."""
 
     name: str  # qualified name of the parameter; part of the seed, so it must not change between runs
     num_embeddings: int  # ids are 0 .. num_embeddings - 1
     init: EmbeddingInit = EmbeddingInit()
     padding_idx: int | None = None  # this row starts at zero, as in nn.Embedding
+    rules: TableRules = NO_RULES
 
     def __post_init__(self) -> None:
         if not 0 < self.num_embeddings <= 1 << ID_BITS:

@@ -5,7 +5,7 @@ prefetches memory, because in a large store every row is a cache miss.
 
 `apply` commits a step. It first checks all gradients and changes nothing if one of them is not finite. Then it makes
 the keys unique, assigns a row to each, adds the gradients of each row in the order of the pushes, and updates each
-touched row once.
+touched row once. An id that has no row yet by its table's rules (`partition.access`) is counted instead.
 
 A store is not thread-safe. Kernels release the interpreter lock, so that other threads (network, metrics) can run.
 """
@@ -18,24 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
-from heterps_runtime.store.index import MAX_ROWS, HashIndex
+from heterps_runtime.partition.access import Ages
+from heterps_runtime.store.candidates import Candidates
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
-from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.store.lookup import gather_rows, scatter_add_rows, scatter_rows
-from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.keyed import ROWS, KeyedRows
+from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
 from heterps_runtime.store.optimizers import SparseOptimizer
-from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 from heterps_runtime.store.spill import SpillSpace
-from heterps_runtime.store.values import Values, values_of
+from heterps_runtime.store.values import values_of
 
 __all__ = ["RowStore", "count_unusable", "largest_usable"]
 
 _NO_MASK = np.zeros(0, np.bool_)
+_ID_MASK = np.int64((1 << ID_BITS) - 1)
 
 
-class RowStore:
+class RowStore(KeyedRows):
     """Embedding rows of one dimension and their optimizer state.
 
     Args:
@@ -47,7 +46,7 @@ class RowStore:
         spill: memory and disk for rows and state; None: all are in memory.
 
     Attributes:
-        changes: which rows have changed since which snapshot.
+        candidates: ids that have no row yet; None if the first step that uses an id gives it one, in all tables.
     """
 
     def __init__(
@@ -66,36 +65,27 @@ class RowStore:
         self.dim = dim
         self.dtype = np.dtype(dtype)
         self.optimizer = optimizer
-        self.tables = dict(tables)
         self._draws = TableDraws.of(seed, tables)
-        self._num_rows = 0
-        self._index = HashIndex()
-        self._keys = Slab(np.int64)
-        layout = dim, self.dtype, optimizer.state_columns(dim)
-        self._values: Values = values_of(*layout, spill)
-        self.changes = Changes()
-        self._snapshot: RowSnapshot | None = None  # in progress
-        self._unique = UniqueKeys()
-        # Scratch memory, kept between calls: (m,) and (m, dim) for the largest m so far.
-        self._positions: Int32s = np.empty(0, np.int32)
-        self._unknown: Int32s = np.empty(0, np.int32)
-        self._sums: AnyFloats = np.empty((0, dim), self.dtype)
-
-    def __len__(self) -> int:
-        return self._num_rows
+        columns = {ROWS: dim, **optimizer.state_columns(dim)}
+        rules = {number: spec.rules for number, spec in tables.items()}
+        super().__init__(
+            values_of({name: (self.dtype, n) for name, n in columns.items()}, spill),
+            optimizer.initial_state(),
+            self._draws.limits,
+            tables,
+            Ages.of_rows(rules),
+            self._initial_rows,
+        )
+        size = len(self._draws.limits)
+        self._min_steps = np.array([rules[n].min_steps if n in rules else 1 for n in range(size)], np.int64)
+        self.candidates = Candidates(self._draws.limits, tables) if (self._min_steps > 1).any() else None
+        self._moved = np.zeros((size, 2), np.int64)  # rows that came from candidates, and that were evicted
+        self._sums: AnyFloats = np.empty((0, dim), self.dtype)  # scratch memory, kept between calls
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for rows, state, keys, index and a snapshot in progress, without reserved memory."""
-        snapshot = self._snapshot  # the pulse's thread asks, too
-        held = snapshot.num_held * self.row_nbytes if snapshot else 0
-        per_row = self._keys.row_nbytes + self.changes.row_nbytes
-        return self._num_rows * per_row + self._values.nbytes(self._num_rows) + self._index.nbytes + held
-
-    @property
-    def row_nbytes(self) -> int:
-        """Bytes of a row with its key and its state, as in a checkpoint."""
-        return self._keys.row_nbytes + self._values.row_nbytes
+        """As of `KeyedRows`, with the candidates."""
+        return super().nbytes + (self.candidates.nbytes if self.candidates else 0)
 
     def pull(self, keys: NDArray[np.int64]) -> AnyFloats:
         """Rows (n, dim) of `keys` (n,). An untrained row has its initial values, and is not stored.
@@ -105,23 +95,24 @@ class RowStore:
         """
         given: Int64s = view(keys, np.int64)
         result = np.empty((len(given), self.dim), self.dtype)
-        positions, unknown = self._scratch(len(given))
-        num_unknown = self._index.find(given, self._keys.array, positions, unknown)
+        positions, unknown = self.find(given)
         for part, at in self._values.parts(positions, change=False):
-            gather_rows(self._values.rows, at, result[part])
-        if num_unknown:
-            self._raise_for(given, draw_rows(given, unknown[:num_unknown], *self._draws, result))
+            gather_rows(self._values.columns[ROWS], at, result[part])
+        if len(unknown):
+            bad = draw_rows(given, unknown, *self._draws, result)
+            if bad >= 0:
+                self._refuse(int(given[bad]))
         return result
 
     def apply(self, pushes: Sequence[tuple[NDArray[np.int64], AnyFloats]], scale: float, step: int) -> int:
         """Apply one step: add the gradients of each row in the order of the pushes, and update each touched row once.
 
-        New rows are created with their initial values.
+        New rows are created with their initial values. The gradients of candidates are dropped.
 
         Args:
             pushes: of (keys (n,), gradients (n, dim)); keys may repeat.
             scale: factor of the sums, 1 / global batch size.
-            step: number of the step, 1 for the first (Adam's bias correction).
+            step: number of the step, 1 for the first (Adam's bias correction, last steps).
 
         Returns:
             The number of gradient elements that are NaN, infinite or too large to be added. Unless it is 0, nothing
@@ -139,133 +130,70 @@ class RowStore:
         if unusable or not total:
             return unusable
         unique, where = self._unique(given[0][0] if len(given) == 1 else np.concatenate([keys for keys, _ in given]))
+        sums = given[0][1] if len(unique) == len(given[0][0]) == total else self._summed(given, where, len(unique))
+        if self.candidates is not None:
+            has_row = self._admit(self.candidates, unique, step)
+            unique, sums = unique[has_row], sums[has_row]
         touched = self._claim(unique)
-        sums = given[0][1] if len(touched) == len(given[0][0]) == total else self._summed(given, where, len(touched))
-        if self._snapshot is not None:
-            self._snapshot.keep(touched)
-        self.changes.touch(touched)
+        self._use(touched, step)
         for part, at in self._values.parts(touched, change=True):
-            self.optimizer.update(self._values.rows, self._values.state, at, sums[part], scale, step)
+            state = self._values.columns
+            rows = state.pop(ROWS)
+            self.optimizer.update(rows, state, at, sums[part], scale, step)
         return 0
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
         """Bring rows that are on disk into memory, because `pull` is about to need them."""
-        given: Int64s = view(keys, np.int64)
-        positions, unknown = self._scratch(len(given))
-        self._index.find(given, self._keys.array, positions, unknown)
-        for _ in self._values.parts(positions, change=False):
+        rows, _ = self.find(view(keys, np.int64))
+        for _ in self._values.parts(rows, change=False):
             pass
 
-    def count_changed(self, since: int | None) -> int:
-        """Number of rows that have changed after a snapshot; None: of all rows."""
-        known = since is not None and since < self.changes.now  # snapshots are counted anew after `MAX_SNAPSHOTS`
-        return self.changes.count_after(since, self._num_rows) if known and since is not None else self._num_rows
+    def evict(self, step: int) -> Int64s:
+        """As of `KeyedRows`; candidates are forgotten in the same way."""
+        if self.candidates is not None:
+            self.candidates.evict(step)
+        keys = super().evict(step)
+        self._moved[:, 1] += np.bincount(keys >> ID_BITS, minlength=len(self._moved))
+        return keys
 
-    def begin_snapshot(self, since: int | None = None) -> tuple[int, RowSnapshot]:
-        """Begin a copy of the rows as they are now. None must be in progress.
+    def take_moved(self) -> dict[str, tuple[int, int]]:
+        """Rows that candidates got, and rows that were evicted, since the last call, by the names of tables."""
+        moved = {self.tables[n].name: (int(a), int(b)) for n, (a, b) in enumerate(self._moved) if a or b}
+        self._moved[:] = 0
+        return moved
 
-        Args:
-            since: the number of an earlier snapshot, or `LOADED`: only rows that have changed after it are copied;
-                None: all rows.
+    def forget_admitted(self) -> None:
+        """Remove candidates that are none: they were loaded from older files than rows, or with other rules."""
+        if self.candidates is not None:
+            self.candidates.remove_keys(
+                lambda keys: (self.find(keys)[0] >= 0) | (self._min_steps[keys >> ID_BITS] <= 1)
+            )
 
-        Returns:
-            The snapshot's number, and the copy, to be advanced until it is done, and ended.
-        """
-        assert self._snapshot is None, "one at a time"
-        if self.changes.now > MAX_SNAPSHOTS:
-            self.changes.start_again(self._num_rows)
-        total = self.count_changed(since)
-        low = since + 1 if since is not None and since < self.changes.now else LOADED
-        number = self.changes.advance()
-        self._snapshot = RowSnapshot(self, (low, number), self._num_rows, total)
-        return number, self._snapshot
-
-    def end_snapshot(self) -> None:
-        """Forget a snapshot that is done, or that is not needed any more."""
-        self._snapshot = None
-
-    def new_chunk(self, count: int) -> RowChunk:
-        """Memory for a copy of `count` rows."""
-        columns = self.optimizer.state_columns(self.dim)
-        state = {name: np.empty((count, n), self.dtype) for name, n in columns.items()}
-        return RowChunk(np.empty(count, np.int64), np.empty((count, self.dim), self.dtype), state)
-
-    def copy(self, positions: Int32s, out: RowChunk) -> None:
-        """Copy the rows at positions (n,) to `out`, n rows."""
-        np.take(self._keys.array, positions, out=out.keys, mode="clip")  # "raise" would copy twice
-        self._values.copy(positions, out.rows, out.state)
-
-    def reserve(self, num_rows: int) -> None:
-        """Make room for so many rows, before as many are loaded: growing step by step takes as long as loading."""
-        self._reserve(num_rows)
-        self._index.reserve(num_rows)
-
-    def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats] | None = None) -> None:
-        """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
+    def _admit(self, candidates: Candidates, keys: Int64s, step: int) -> NDArray[np.bool_]:
+        """Count keys (n,), distinct, that have no row yet; returns which have one now, as a mask (n,).
 
         Raises:
-            ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
+            ValueError: a key belongs to no table of this store; nothing has been counted.
         """
-        given: Int64s = view(keys, np.int64)
-        columns = self.optimizer.state_columns(self.dim)
-        expected: dict[str, tuple[int, AnyFloats | None]] = {"rows": (self.dim, rows)}
-        if state is not None:
-            expected |= {f"state {name!r}": (n, state.get(name)) for name, n in columns.items()}
-        if state is not None and set(state) != set(columns):
-            raise ValueError(f"state: {self.optimizer.name!r} has {sorted(columns)}, got {sorted(state)}")
-        for name, (n, array) in expected.items():
-            shape = (len(given), n)
-            if array is None or array.shape != shape or array.dtype != self.dtype:
-                found = "nothing" if array is None else f"{array.dtype} {array.shape}"
-                raise ValueError(f"{name}: must be {self.dtype} {shape}, is {found}")
-        if len(given) == 0:
-            return
-        first = self._num_rows
-        positions = self._claim(given, draw=False)
-        if self._num_rows - first < len(given) and len(self._unique(given)[0]) < len(given):
-            raise ValueError("keys: a key occurs twice")
-        for part, at in self._values.parts(positions, change=True):
-            scatter_rows(view(rows[part], self.dtype), at, self._values.rows)
-            for name, values in (state or {}).items():
-                scatter_rows(view(values[part], self.dtype), at, self._values.state[name])
+        _, unknown = self.find(keys)
+        has_row = np.ones(len(keys), np.bool_)
+        new = keys[unknown]
+        tables = new >> ID_BITS
+        known = (tables >= 0) & (tables < len(self._min_steps))
+        known[known] = (new[known] & _ID_MASK) < self._draws.limits[tables[known], 0]
+        if not known.all():
+            self._refuse(int(new[~known][0]))
+        needed = self._min_steps[tables]
+        counted = needed > 1
+        reached = candidates.count(new[counted], needed[counted], step)
+        has_row[unknown[counted]] = reached
+        self._moved[:, 0] += np.bincount(tables[counted][reached], minlength=len(self._moved))
+        return has_row
 
-    def _claim(self, keys: Int64s, *, draw: bool = True) -> Int32s:
-        """Return the row of each key, (n,): new rows for unknown keys, with their initial state.
-
-        They get their initial values, too, unless `draw` is False.
-        """
-        rows, _ = self._scratch(len(keys))
-        done = 0
-        while True:
-            done, num_rows = self._index.claim(keys, done, self._draws.limits, self._keys.array, self._num_rows, rows)
-            self._initialise(num_rows, draw=draw)
-            if done < 0:
-                self._raise_for(keys, -1 - done)
-            if done == len(keys):
-                return rows
-            self._reserve(self._num_rows + 1)
-
-    def _initialise(self, num_rows: int, *, draw: bool) -> None:
-        start, self._num_rows = self._num_rows, num_rows
-        if num_rows == start:
-            return
-        self.changes.add(start, num_rows, self.changes.now if draw else LOADED)
-        self._values.reserve(num_rows)
-        initial_state = self.optimizer.initial_state()
-        for part, at in self._values.parts(np.arange(start, num_rows, dtype=np.int32), change=True):
-            if draw:
-                drawn = np.empty((len(at), self.dim), self.dtype)
-                draw_rows(self._keys.array[start:][part], np.arange(len(at), dtype=np.int32), *self._draws, drawn)
-                scatter_rows(drawn, at, self._values.rows)
-            for name, value in initial_state.items():
-                self._values.state[name][at] = value
-
-    def _reserve(self, num_rows: int) -> None:
-        if num_rows > MAX_ROWS:
-            raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
-        self.changes.reserve(num_rows)
-        self._values.reserve(num_rows)
-        self._keys.reserve(num_rows)  # last: `_claim` reads its capacity
+    def _initial_rows(self, keys: Int64s) -> AnyFloats:
+        rows = np.empty((len(keys), self.dim), self.dtype)
+        draw_rows(keys, np.arange(len(keys), dtype=np.int32), *self._draws, rows)
+        return rows
 
     def _summed(self, given: list[tuple[Int64s, AnyFloats]], where: Int32s, num_touched: int) -> AnyFloats:
         if len(self._sums) < num_touched:
@@ -279,22 +207,6 @@ class RowStore:
             )
             begin += len(keys)
         return sums
-
-    def _scratch(self, size: int) -> tuple[Int32s, Int32s]:
-        if len(self._positions) < size:
-            self._positions = np.empty(size + size // 4, np.int32)
-            self._unknown = np.empty(size + size // 4, np.int32)
-        return self._positions[:size], self._unknown[:size]
-
-    def _raise_for(self, keys: Int64s, bad: int) -> None:
-        if bad < 0:
-            return
-        key = int(keys[bad])
-        table, row_id = key >> ID_BITS, key & ((1 << ID_BITS) - 1)
-        if table in self.tables:
-            spec = self.tables[table]
-            raise ValueError(f"keys: table {spec.name!r} has ids 0 .. {spec.num_embeddings - 1}, not {row_id}")
-        raise ValueError(f"keys: {key} is of table {table}, this store has {sorted(self.tables)}")
 
 
 def largest_usable(dtype: np.dtype[Any], num_terms: int) -> Any:

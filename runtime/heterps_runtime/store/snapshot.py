@@ -8,9 +8,10 @@ and the memory for it is that of a few pieces and of the rows that change meanwh
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps_runtime.store.changes import Changes, find_before, find_marked
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s
@@ -26,8 +27,14 @@ class RowChunk(NamedTuple):
     """A copy of rows: row i of each array belongs to keys[i]."""
 
     keys: Int64s  # (n,)
-    rows: AnyFloats  # (n, dim)
-    state: dict[str, AnyFloats]  # optimizer state, (n, dim) or (n, 1) each
+    rows: AnyFloats  # (n, dim); (n, 0) of candidates
+    state: dict[str, NDArray[Any]]  # optimizer state, (n, dim) or (n, 1) each; last steps, (n, 1)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The arrays by their names in a file, without the keys."""
+        rows = {"rows": self.rows} if self.rows.shape[1] else {}
+        return rows | {f"state/{name}": values for name, values in self.state.items()}
 
     def part(self, start: int, stop: int) -> RowChunk:
         """Views of some of the rows."""

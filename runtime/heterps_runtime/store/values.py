@@ -1,25 +1,29 @@
-"""Where a store has its rows and their optimizer state: all in memory, or partly on disk.
+"""Where a store has the columns of its rows: all in memory, or partly on disk.
 
 A store knows rows by their numbers, and works on them in parts: for each part of the rows that it asks for, it gets
-their positions in `rows` and `state`. In memory, the only part is all of them, and a position is a number.
+their positions in the columns. In memory, the only part is all of them, and a position is a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import NDArray
 
 from heterps_runtime.store.blocks import Blocks
 from heterps_runtime.store.frames import Frames
-from heterps_runtime.store.kernel import AnyFloats, Int32s
+from heterps_runtime.store.kernel import Int32s
 from heterps_runtime.store.lookup import gather_rows
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.spill import SpillSpace
 
-__all__ = ["MemoryValues", "SpilledValues", "Values", "values_of"]
+__all__ = ["MemoryValues", "SpilledValues", "Types", "Values", "values_of"]
+
+Types = Mapping[str, tuple[np.dtype[Any], int]]
+"""Name of each column -> (type, elements per row)."""
+Columns = Mapping[str, NDArray[Any]]
 
 _LEAST_SPILLED = 32  # bytes of a row: in memory, a frame takes 17 besides, and a row anywhere 24
 _LEAST_FRAMES = 1024  # whatever memory is given
@@ -28,19 +32,15 @@ _TOLERATED = 16  # part of its memory that a store may use beyond its share for 
 
 
 class Values(Protocol):
-    """Rows and state by row number."""
+    """Columns of rows, by row number."""
 
     @property
-    def rows(self) -> AnyFloats:
-        """Rows (positions, dim); read it again for each part."""
-
-    @property
-    def state(self) -> dict[str, AnyFloats]:
-        """State (positions, n) by name; read it again for each part."""
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Each column, (positions, n), by name; read them again for each part."""
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a row and its state."""
+        """Bytes of a row."""
 
     def nbytes(self, num_rows: int) -> int:
         """Bytes of memory that so many rows take."""
@@ -50,8 +50,6 @@ class Values(Protocol):
 
         Raises:
             MemoryError: there is not enough memory.
-            TransientError: the disk does not work.
-            UserError: there is not enough disk.
         """
 
     def parts(self, rows: Int32s, *, change: bool) -> Iterator[tuple[slice, Int32s]]:
@@ -63,56 +61,45 @@ class Values(Protocol):
 
         Raises:
             TransientError: the disk does not work.
+            UserError: it is full.
         """
 
-    def copy(self, rows: Int32s, out: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
-        """Copy rows (n,) and their state, which does not count as a use of them.
+    def copy(self, rows: Int32s, out: Columns) -> None:
+        """Copy rows (n,) to columns (n, ...), which does not count as a use of them.
 
         Raises:
             TransientError: the disk does not work.
         """
 
+    def forget(self, rows: Int32s) -> None:
+        """Forget the values of rows (n,), whose numbers may be used again."""
 
-def values_of(dim: int, dtype: DTypeLike, columns: Mapping[str, int], space: SpillSpace | None) -> Values:
-    """Values for rows of so many elements; on disk, too, if there is a space and it pays."""
-    in_memory = MemoryValues(dim, dtype, columns)
-    if space is None or in_memory.row_nbytes < _LEAST_SPILLED:
-        return in_memory
-    return SpilledValues(dim, dtype, columns, space)
+
+def values_of(types: Types, space: SpillSpace | None) -> Values:
+    """Values for rows with these columns; on disk, too, if there is a space and it pays."""
+    in_memory = MemoryValues(types)
+    return in_memory if space is None or in_memory.row_nbytes < _LEAST_SPILLED else SpilledValues(types, space)
 
 
 class MemoryValues:
-    """Rows and state in memory; see `Values`.
+    """Columns in memory; see `Values`.
 
     Args:
-        dim: elements per row.
-        dtype: of rows and state.
-        columns: elements per row of each state array, by name.
+        types: of the columns.
     """
 
-    def __init__(self, dim: int, dtype: DTypeLike, columns: Mapping[str, int]) -> None:
-        self._rows = Slab(dtype, (dim,))
-        self._state = {name: Slab(dtype, (n,)) for name, n in columns.items()}
+    def __init__(self, types: Types) -> None:
+        self._slabs = {name: Slab(dtype, (n,)) for name, (dtype, n) in types.items()}
 
     @property
-    def rows(self) -> AnyFloats:
+    def columns(self) -> dict[str, NDArray[Any]]:
         """See `Values`."""
-        return self._rows.array
-
-    @property
-    def state(self) -> dict[str, AnyFloats]:
-        """See `Values`."""
-        return {name: slab.array for name, slab in self._state.items()}
-
-    @property
-    def arrays(self) -> list[AnyFloats]:
-        """Rows and state."""
-        return [self.rows, *self.state.values()]
+        return {name: slab.array for name, slab in self._slabs.items()}
 
     @property
     def row_nbytes(self) -> int:
         """See `Values`."""
-        return sum(slab.row_nbytes for slab in (self._rows, *self._state.values()))
+        return sum(slab.row_nbytes for slab in self._slabs.values())
 
     def nbytes(self, num_rows: int) -> int:
         """See `Values`."""
@@ -120,12 +107,12 @@ class MemoryValues:
 
     def reserve(self, num_rows: int) -> None:
         """See `Values`."""
-        for slab in (self._rows, *self._state.values()):
+        for slab in self._slabs.values():
             slab.reserve(num_rows)
 
     def release_after(self, num_rows: int) -> None:
         """Give back the memory behind the first rows."""
-        for slab in (self._rows, *self._state.values()):
+        for slab in self._slabs.values():
             slab.release_after(num_rows)
 
     def parts(self, rows: Int32s, *, change: bool) -> Iterator[tuple[slice, Int32s]]:
@@ -133,28 +120,28 @@ class MemoryValues:
         del change
         yield slice(0, len(rows)), rows
 
-    def copy(self, rows: Int32s, out: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
+    def copy(self, rows: Int32s, out: Columns) -> None:
         """See `Values`."""
-        gather_rows(self._rows.array, rows, out)
-        for name, slab in self._state.items():
-            gather_rows(slab.array, rows, state[name])
+        for name, slab in self._slabs.items():
+            gather_rows(slab.array, rows, out[name])
+
+    def forget(self, rows: Int32s) -> None:
+        """See `Values`."""
 
 
 class SpilledValues:
-    """Rows and state in frames of memory, and in a file what does not fit; see `Values`.
+    """Columns in frames of memory, and in a file the rows for which there are no frames; see `Values`.
 
     Args:
-        dim: elements per row.
-        dtype: of rows and state.
-        columns: elements per row of each state array, by name.
+        types: of the columns.
         space: memory and disk that it shares with other stores.
     """
 
-    def __init__(self, dim: int, dtype: DTypeLike, columns: Mapping[str, int], space: SpillSpace) -> None:
-        self._values = MemoryValues(dim, dtype, columns)  # by frame
-        self._scratch = MemoryValues(dim, dtype, columns)
+    def __init__(self, types: Types, space: SpillSpace) -> None:
+        self._values = MemoryValues(types)  # by frame
+        self._scratch = MemoryValues(types)
         self._frames = Frames()
-        self._file = space.new_file([array[0].nbytes for array in self._values.arrays])
+        self._file = space.new_file([array[0].nbytes for array in self._arrays])
         self._blocks = Blocks(self._file.slots_per_block)
         self._space = space
         self._num_rows = 0
@@ -162,14 +149,13 @@ class SpilledValues:
         space.add_tenant(self)
 
     @property
-    def rows(self) -> AnyFloats:
+    def columns(self) -> dict[str, NDArray[Any]]:
         """See `Values`."""
-        return self._values.rows
+        return self._values.columns
 
     @property
-    def state(self) -> dict[str, AnyFloats]:
-        """See `Values`."""
-        return self._values.state
+    def _arrays(self) -> list[NDArray[Any]]:
+        return list(self._values.columns.values())
 
     @property
     def row_nbytes(self) -> int:
@@ -211,26 +197,29 @@ class SpilledValues:
                 self._write(self._frames.take_out(lacking))
             admitted = self._frames.admit(rows, start, stop, positions, change=change)
             self._values.reserve(self._frames.num_begun)
-            self._file.read(admitted.slots, admitted.frames, self._values.arrays)
+            self._file.read(admitted.slots, admitted.frames, self._arrays)
             self._space.num_read += len(admitted.slots)
             self._blocks.give_up(admitted.given_up)
             yield slice(start, stop), positions[start:stop]
             start = stop
 
-    def copy(self, rows: Int32s, out: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
+    def copy(self, rows: Int32s, out: Columns) -> None:
         """See `Values`."""
         frames, slots = self._frames.find(rows)
-        self._values.copy(frames, out, state)
+        self._values.copy(frames, out)
         (missing,) = np.nonzero(slots >= 0)
         missing = missing[np.argsort(slots[missing])]  # rows of a block one after the other
         for first in range(0, len(missing), _COPIED_ROWS):
             part = missing[first : first + _COPIED_ROWS]
             self._scratch.reserve(len(part))
-            index = np.arange(len(part), dtype=np.int32)
-            self._file.read(slots[part], index, self._scratch.arrays)
-            out[part] = self._scratch.rows[: len(part)]
-            for name, values in self._scratch.state.items():
-                state[name][part] = values[: len(part)]
+            copied = self._scratch.columns
+            self._file.read(slots[part], np.arange(len(part), dtype=np.int32), list(copied.values()))
+            for name, values in copied.items():
+                out[name][part] = values[: len(part)]
+
+    def forget(self, rows: Int32s) -> None:
+        """See `Values`."""
+        self._blocks.give_up(self._frames.forget(rows))
 
     def _write(self, frames: Int32s) -> None:
         """Write the rows that are taken out of frames."""
@@ -238,7 +227,7 @@ class SpilledValues:
             return
         row_of = self._frames.row_of
         slots = self._new_slots(len(frames))
-        self._file.write(slots, frames, [row_of, *self._values.arrays])
+        self._file.write(slots, frames, [row_of, *self._arrays])
         self._space.num_written += len(frames)
         self._frames.moved(row_of[frames], slots)
         self._clean()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.half import Precision, decode, encode
 from heterps_runtime.store.initial import TableSpec
@@ -25,15 +26,22 @@ __all__ = ["warm_up_server", "warm_up_worker"]
 
 
 def warm_up_server(
-    sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision, disk: Path | None = None
+    sparse: SparseOptimizer,
+    dense: DenseOptimizer,
+    dtype: DTypeLike,
+    wire: Precision,
+    *,
+    rules: bool,
+    disk: Path | None = None,
 ) -> None:
     """Compile, or load from the cache, all kernels of a parameter server.
 
     Args:
         sparse: optimizer of rows.
         dense: optimizer of dense parameters.
-        dtype: of parameters.
+        dtype: of both.
         wire: precision of messages.
+        rules: whether ids of some table get rows after some steps, or lose them.
         disk: folder for rows that do not fit into memory; None: all do.
     """
     _warm_up_wire(dtype, wire)
@@ -46,6 +54,8 @@ def warm_up_server(
     store.apply([(keys, grads)], 1.0, 2)
     while not copy.done:
         copy.advance()
+    if rules:
+        _warm_up_rules(sparse, dtype)
     if disk is not None:
         _warm_up_disk(dtype, disk)
     parameters = DenseStore(dense)
@@ -77,11 +87,25 @@ def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
 def _warm_up_disk(dtype: DTypeLike, folder: Path) -> None:
     """Move rows to disk and back, until blocks with unused slots are cleaned."""
     rows = np.arange(40_000, dtype=np.int32)
-    values = SpilledValues(8, dtype, {}, SpillSpace(folder, 1))
+    values = SpilledValues({"rows": (np.dtype(dtype), 8)}, SpillSpace(folder, 1))
     values.reserve(len(rows))
     for changed in (rows, rows[::2], rows[1:]):
         for _ in values.parts(changed, change=True):
             pass
+
+
+def _warm_up_rules(sparse: SparseOptimizer, dtype: DTypeLike) -> None:
+    rules = TableRules(min_steps=2, unused_steps=1, candidate_unused_steps=1)
+    store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", 2, rules=rules)})
+    keys, grads = np.arange(2, dtype=np.int64), np.zeros((2, 1), dtype)
+    assert store.candidates is not None
+    for step in (1, 2):
+        store.apply([(keys, grads)], 1.0, step)
+        for part in (store, store.candidates):
+            if len(part):
+                part.begin_snapshot()[1].advance()
+                part.end_snapshot()
+    store.evict(3)
 
 
 def _warm_up_wire(dtype: DTypeLike, wire: Precision) -> None:

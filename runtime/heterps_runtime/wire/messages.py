@@ -9,7 +9,7 @@ Messages to and from the coordinator do not name their sender, because the conne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
@@ -154,6 +154,7 @@ class Checkpointed(Message):
     folder: str
     entries: tuple[FileEntry, ...]
     error: str = ""  # empty: success
+    totals: dict[str, float] = field(default_factory=dict)  # as in `Pulse`, as of the commit
 
 
 @dataclass(frozen=True, slots=True)

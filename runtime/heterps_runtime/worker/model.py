@@ -11,6 +11,7 @@ import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LayeredModel, LossSum, StageModule, build_model, trace_model
+from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
 
@@ -77,10 +78,14 @@ class UserModel:
         Args:
             config: the job.
             features: of the data; None if unknown.
+
+        Raises:
+            UserError: model.tables names a table that the module does not have.
         """
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         module = build_model(config.entrypoint, config.arguments, config.seed, dtype)
         layered = trace_model(module, features)
+        rules_of(layered.tables, config.tables)
         for warning in layered.warnings:
             log(f"model: {warning}")
         name = config.product_dtype_name

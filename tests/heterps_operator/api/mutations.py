@@ -56,6 +56,13 @@ FULL_JOB: Json = {
             "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
             "initFrom": {"path": "/shared/runs/may", "optimizerState": "Keep"},
             "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.01"},
+            "tables": [
+                {
+                    "name": "embeddings.user.weight",
+                    "admission": {"minSteps": 3, "unusedSteps": 20000},
+                    "eviction": {"unusedSteps": 100000},
+                }
+            ],
         },
         "data": {
             "format": "parquet",

@@ -17,7 +17,7 @@ XPU_VALUE = changed(changed(GPU_VALUE, "spec.deviceType", "XPU"), "spec.torchDev
 XPU_VALUE = changed(XPU_VALUE, "spec.resourceName", "gpu.intel.com/i915")
 
 OPTIMIZER = "spec.training.optimizer"
-INIT = "spec.model.embeddingInit"
+INIT, TABLES = "spec.model.embeddingInit", "spec.model.tables"
 UNIFORM = {"distribution": "uniform", "low": "-1", "high": "1"}
 RULES, GANG = "spec.runPolicy.failurePolicy.rules", "spec.runPolicy.schedulingPolicy"
 BY_MAP, BY_GIT = (
@@ -52,6 +52,11 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, INIT, UNIFORM, {"low": "0"}, "low and high describe the uniform distribution only"),
     (JOB_VALUE, INIT, UNIFORM, {"distribution": "uniform", "low": "0"}, "the uniform distribution needs both low and"),
     (JOB_VALUE, INIT, UNIFORM, {**UNIFORM, "low": "1"}, 'low must be less than high (found "1")'),
+    (JOB_VALUE, TABLES, [{"name": "*", "eviction": {"unusedSteps": 1}}], [{"name": "*"}],
+     "spec.model.tables[0]: the entry says nothing about its tables; give admission or eviction, or remove it"),
+    (JOB_VALUE, TABLES, [{"name": "*", "admission": {"minSteps": 2, "unusedSteps": 9}, "eviction": {"unusedSteps": 9}}],
+     [{"name": "*", "admission": {"minSteps": 2, "unusedSteps": 10}, "eviction": {"unusedSteps": 9}}],
+     "spec.model.tables[0].admission: unusedSteps must not be greater than that of eviction; lower it, or leave it"),
     (JOB_VALUE, f"{INIT}.std", "1e-3", "0", 'spec.model.embeddingInit.std: must be greater than 0, is "0"; give'),
     (changed(JOB_VALUE, "spec.data.dense", []), "spec.data.sparse", ["a"], [], "the model needs at least one feature"),
     (JOB_VALUE, "spec.data.label", "y_", "carrier", 'spec.data.label: the label must not be a feature too (found "car'),

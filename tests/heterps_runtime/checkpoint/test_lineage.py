@@ -134,9 +134,9 @@ def test_a_checkpoint_of_a_newer_release_is_neither_read_nor_passed_over_nor_del
     older = write_checkpoint(storage, 10)  # the newer one may need its files
     folder = new_folder(20, 1)
     document = json.loads(make_manifest(20, folder, ()).to_json())
-    document["manifest"]["version"] = 3
+    document["manifest"]["version"] = 4
     storage.write_atomic(f"{folder}/manifest.json", json.dumps(document).encode())
-    text = f"the checkpoint {folder} has version 3, but this program reads versions up to 2; use the HeterPS release"
+    text = f"the checkpoint {folder} has version 4, but this program reads versions up to 3; use the HeterPS release"
     with pytest.raises(UnsupportedVersionError, match=text):
         find_latest(storage)
     newest = write_checkpoint(storage, 30, keep=2)

@@ -322,7 +322,7 @@ class ThreadedJob:
         config = self.config
         sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(config.dense_optimizer)
-        warm_up_server(sparse, dense, config.dtype_name, config.wire_precision)
+        warm_up_server(sparse, dense, config.dtype_name, config.wire_precision, rules=bool(config.tables))
         warm_up_worker(config.dtype_name, config.wire_precision, bags=True)
 
     def start_member(self, name: str, stages: Sequence[Stage]) -> None:

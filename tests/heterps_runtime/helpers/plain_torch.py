@@ -13,9 +13,11 @@ from torch import nn
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, RowOrder, metrics_for
 from heterps_runtime.intake import build_model, resolve_loss, trace_model
+from heterps_runtime.partition.access import NO_RULES, TableRules, rules_of
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 from heterps_runtime.worker.main import open_data
+from tests.heterps_runtime.helpers.access_reference import turn_of
 
 Array = np.ndarray[Any, Any]
 Pieces = Callable[[int], list[tuple[int, int]]]  # samples of a step -> intervals that cover them
@@ -94,7 +96,13 @@ def states(
     table_weights = {t.name: parameters[t.name] for t in tables}
     dense = [p for n, p in parameters.items() if n not in table_weights]
     dense_optimizer = _dense_optimizer(config.dense_optimizer, dense)
-    sparse = {t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name]) for t in tables}
+    rules = rules_of(tables, config.tables)
+    sparse = {
+        t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name])
+        if rules[t.index] == NO_RULES
+        else _RuledOptimizer(config.sparse_optimizer, table_weights[t.name], t.index, rules[t.index])
+        for t in tables
+    }
     total = config.steps or (config.epochs or 1) * order.batches.per_epoch
     sizes = rows_by_feature(tables)
     state = {n: t.detach().numpy() for n, t in module.state_dict().items()}
@@ -123,7 +131,9 @@ def states(
         for name, buffer in buffers.items():
             buffer.copy_(sums[name] / size)
         dense_optimizer.step()
-        for optimizer in sparse.values():
+        for name, optimizer in sparse.items():
+            if isinstance(optimizer, _RuledOptimizer):
+                optimizer.use(step + 1, tensors[name.split(".")[-2]].unique().tolist())
             optimizer.step(step + 1)
         yield state
 
@@ -146,6 +156,18 @@ class Losing(BatchOrder):
         """All rows of a step, or of that one all but the first."""
         rows = super().rows(step, start, stop)
         return rows[1:] if step == self._loses else rows
+
+
+class Again(BatchOrder):
+    """The samples of a job, and then the same once more."""
+
+    def __init__(self, config: RunConfig, steps: int) -> None:
+        super().__init__(open_data(config).train.num_rows, config.global_batch_size, config.seed)
+        self._steps = steps
+
+    def rows(self, step: int, start: int, stop: int) -> Array:
+        """As of the job that is trained at that step."""
+        return super().rows(step % self._steps, start, stop)
 
 
 def _dense_optimizer(options: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -199,3 +221,37 @@ class _RowOptimizer:
             self._first[rows] += grads - (after - before) / self._rate * values[rows]
             with np.errstate(divide="ignore", invalid="ignore"):
                 values[rows] = np.where(after > 0, -self._first[rows] * self._rate / after, 0)
+
+
+class _RuledOptimizer(_RowOptimizer):
+    """Adagrad of a table whose ids get a row after some steps, and lose it when no step uses them any more."""
+
+    def __init__(self, options: dict[str, Any], weight: nn.Parameter, index: int, rules: TableRules) -> None:
+        super().__init__(options, weight)
+        assert options["name"] == "adagrad"
+        self._rules = rules
+        self._initial = weight.detach().clone()
+        self._turns = [turn_of((index << 48) | row, rules.period) for row in range(len(weight))]
+        self._steps = [0] * len(weight)  # that have used each id
+        self._last = [0] * len(weight)
+
+    def use(self, number: int, ids: list[int]) -> None:
+        """Note which ids a step uses, and drop the gradients of those that have no row."""
+        for row in ids:
+            self._steps[row] += 1
+            self._last[row] = number
+            if self._steps[row] < self._rules.min_steps and self._weight.grad is not None:
+                self._weight.grad[row] = 0
+
+    def step(self, number: int) -> None:
+        """Update the rows that have a gradient; then some go."""
+        super().step(number)
+        for row, (steps, last, turn) in enumerate(zip(self._steps, self._last, self._turns, strict=True)):
+            has_row = steps >= self._rules.min_steps
+            limit = self._rules.unused_steps if has_row else self._rules.candidate_unused_steps
+            if steps and number % self._rules.period == turn and number - last >= limit:
+                self._steps[row] = 0
+                if has_row:
+                    assert self._torch is not None
+                    self._weight.data[row] = self._initial[row]
+                    self._torch.state[self._weight]["sum"][row] = 0

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec, initial_rows
+from heterps_runtime.store.keyed import KeyedRows
 from heterps_runtime.store.optimizers import SparseOptimizer
-from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
 
 ID_MASK = (1 << 48) - 1
@@ -24,7 +24,7 @@ def sparse_optimizer(name: str, rate: str = "0.1", **options: str) -> SparseOpti
     return SparseOptimizer.from_manifest({"name": name, "learningRate": rate, **(options or EXAMPLES[name])})
 
 
-def joined(chunks: list[RowChunk], store: RowStore) -> RowChunk:
+def joined(chunks: list[RowChunk], store: KeyedRows) -> RowChunk:
     empty = store.new_chunk(0)
     parts = [empty, *chunks]
     state = {name: np.concatenate([part.state[name] for part in parts]) for name in empty.state}
@@ -41,7 +41,7 @@ def finished(copy: RowSnapshot) -> list[RowChunk]:
     return pieces
 
 
-def all_rows(store: RowStore) -> RowChunk:
+def all_rows(store: KeyedRows) -> RowChunk:
     """A copy of all rows of a store."""
     _, copy = store.begin_snapshot()
     pieces = finished(copy)

@@ -12,8 +12,6 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import FINAL_PHASES, PATH_STOP, JobPhase
-from heterps_runtime.data import BatchOrder
-from heterps_runtime.worker.main import open_data
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -23,7 +21,7 @@ from tests.heterps_runtime.helpers.jobs import (
     run_job,
     trained_model,
 )
-from tests.heterps_runtime.helpers.plain_torch import train
+from tests.heterps_runtime.helpers.plain_torch import Again, train
 from tests.same_model import assert_same_model
 
 SLOW = "0.000000000001"  # a learning rate with which a step changes nothing that a test sees
@@ -79,18 +77,6 @@ def test_a_job_begins_with_the_model_of_another(model: str, stages: list[Stage],
         assert set(batches.values()) == {24 + 2}
     said = [event["message"] for event in status["events"] if event["reason"] == "ModelImported"]
     assert said == [f"the model begins with the values of {path}/{Path(said[0]).name}"]
-
-
-class Again(BatchOrder):
-    """The samples of a job, and then the same once more."""
-
-    def __init__(self, config: RunConfig, steps: int) -> None:
-        super().__init__(open_data(config).train.num_rows, config.global_batch_size, config.seed)
-        self._steps = steps
-
-    def rows(self, step: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """As of the job that is trained at that step."""
-        return super().rows(step % self._steps, start, stop)
 
 
 @pytest.mark.parametrize(

@@ -2,137 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
-    CheckpointWriter,
     FileEntry,
-    Origin,
-    Ownership,
-    Storage,
     StorageError,
-    TableRecord,
     check_checkpoint,
-    commit,
     find_latest,
-    new_folder,
-    take_over,
 )
 from heterps_runtime.checkpoint.survey import Health, count_rows, survey
-from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
-from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps import increments
 from heterps_runtime.ps.increments import Saved, builds_on
-from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store import snapshot
-from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
-from tests.heterps_runtime.helpers.jobs import configuration
-from tests.heterps_runtime.helpers.store_reference import all_rows
-
-PATIENCE_SECONDS = 60
-TABLES = [Table(0, "small", 1 << 20, 3, None), Table(1, "large", 1 << 20, 8, None)]
-Rows = dict[int, list[list[float]]]
+from tests.heterps_runtime.helpers.servers import PATIENCE_SECONDS, Server, restored
 
 
 @pytest.fixture(autouse=True)
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(increments, "SMALLEST_BYTES", 0)
     monkeypatch.setattr(snapshot, "_MOST_PIECE_ROWS", 64)
-
-
-class Server:
-    """A server that trains and writes checkpoints, as a job with one server does.
-
-    Attributes:
-        newest: the newest valid checkpoint, as the coordinator knows it.
-        lineage: as in a generation.
-    """
-
-    def __init__(self, folder: Path, servers: int = 1, index: int = 0) -> None:
-        self.config = RunConfig.from_json(configuration(folder / "work"))
-        self.storage = Storage.open(folder / "checkpoints")
-        self.owner: Ownership = take_over(self.storage, "job", 0.0)
-        self.writer = CheckpointWriter(self.storage)
-        self.woken = threading.Event()
-        self.shard = Shard(self.config, index)
-        self.newest: CheckpointManifest | None = None
-        self.lineage = 1
-        self.servers = servers
-        self.restore(None)
-
-    def restore(self, manifest: CheckpointManifest | None) -> None:
-        self.shard.begin_generation(self.servers)
-        self.shard.reset(self.storage, manifest)
-        self.shard.define(TABLES, {"weight": np.zeros(4)}, {})
-        self.newest = manifest
-
-    def train(self, small: Any, large: Any = ()) -> None:
-        step = self.shard.committed
-        chunks = []
-        for dim, table, ids in ((3, 0, small), (8, 1, large)):
-            keys = make_keys(table, np.asarray(ids, np.int64))
-            chunks.append((dim, keys, np.random.default_rng(step).normal(size=(len(keys), dim))))
-        self.shard.push(step, "worker-0-0", Gradients(tuple(chunks), {"weight": np.ones(4)}, {}))
-        self.shard.commit_dense(step, 1)
-        self.shard.commit_rows(step, 1)
-
-    def write(self, *, valid: bool = True, during: Any = lambda: None) -> CheckpointManifest:
-        """Write a checkpoint; it becomes valid, or the coordinator never hears of it."""
-        folder, origin = new_folder(self.shard.committed, self.owner.term), Origin(self.shard.committed, self.lineage)
-        newest = self.newest.folder if self.newest else None
-        part = self.shard.snapshot(self.lineage, folder, newest, self.woken.set)
-        during()
-        written = self.writer.write(folder, part.files)
-        written.add_done_callback(lambda _: self.woken.set())
-        while not written.done():
-            if not self.shard.copy_rows():
-                assert self.woken.wait(PATIENCE_SECONDS)
-                self.woken.clear()
-        part.over(written.result())
-        records = tuple(TableRecord(t.index, t.name, t.num_embeddings, t.dim, {}, "float64") for t in TABLES)
-        manifest = CheckpointManifest(
-            step=origin.step, epoch=0, seed=0, global_batch_size=1, num_rows=1, samples=1, fingerprint={}, plan={},
-            tables=records, files=(*part.earlier, *written.result()), term=self.owner.term, lineage=origin.lineage,
-            folder=folder,
-        )  # fmt: skip
-        if valid:
-            commit(self.storage, manifest, 2, self.owner)
-            self.newest = manifest
-        return manifest
-
-    def rows(self) -> Rows:
-        return rows_of(self.shard)
-
-
-def rows_of(shard: Shard) -> Rows:
-    found: Rows = {}
-    for store in shard.stores.values():
-        chunk = all_rows(store)
-        for i, key in enumerate(chunk.keys.tolist()):
-            found[key] = [chunk.rows[i].tolist(), *(state[i].tolist() for state in chunk.state.values())]
-    return found
-
-
-def restored(server: Server, manifest: CheckpointManifest, servers: int = 1) -> Rows:
-    """The rows that some servers restore."""
-    found: Rows = {}
-    for index in range(servers):
-        shard = Shard(server.config, index)
-        shard.begin_generation(servers)
-        shard.reset(server.storage, manifest)
-        shard.define(TABLES, {}, {})
-        mine = rows_of(shard)
-        assert not mine.keys() & found.keys()
-        found |= mine
-    return found
 
 
 def row_files(manifest: CheckpointManifest) -> list[str]:
@@ -323,3 +216,9 @@ def test_few_rows_are_always_written_as_a_whole(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(increments, "SMALLEST_BYTES", 100)
     entry = FileEntry("rows-0", 99, "crc32:00000000", "rows")
     assert [builds_on(Saved("step", (entry,), {}, 0), 1, total) for total in (99, 100)] == [False, True]
+
+
+@pytest.mark.parametrize(("base", "expected"), [(60, True), (74, True), (76, False)])
+def test_all_rows_are_written_again_when_many_of_the_first_file_are_gone(base: int, expected: bool) -> None:
+    entry = FileEntry("rows-0", base, "crc32:00000000", "rows")
+    assert builds_on(Saved("step", (entry,), {}, 0), 5, 40) is expected  # of a restore's bytes, half are rows

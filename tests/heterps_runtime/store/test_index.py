@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from heterps_runtime.partition.splitmix import mix64
+from heterps_runtime.store import index
 from heterps_runtime.store.index import HashIndex
 
 NO_LIMITS = np.tile(np.array([[1 << 48, 0, -1]]), (1 << 15, 1))  # of all keys
@@ -24,7 +27,7 @@ class World:
 
     def claim(self, keys: NDArray[np.int64]) -> None:
         rows = np.empty(len(keys), np.int32)
-        done, count = self.index.claim(keys, 0, NO_LIMITS, self.row_keys, len(self.expected), rows)
+        done, count, _ = self.index.claim(keys, 0, NO_LIMITS, self.row_keys, len(self.expected), rows)
         assert done == len(keys)
         for key in keys.tolist():
             self.expected.setdefault(key, len(self.expected))
@@ -109,9 +112,9 @@ def test_more_keys_than_fit_behind_the_last_place_need_a_longer_table(num_at_the
 def test_the_index_asks_for_room_and_goes_on_where_it_stopped() -> None:
     index, keys, rows = HashIndex(), np.arange(10), np.empty(10, np.int32)
     small, large = np.zeros(4, np.int64), np.zeros(20, np.int64)
-    assert index.claim(keys, 0, NO_LIMITS, small, 0, rows) == (4, 4)
+    assert index.claim(keys, 0, NO_LIMITS, small, 0, rows) == (4, 4, 0)
     large[:4] = small
-    assert index.claim(keys, 4, NO_LIMITS, large, 4, rows) == (10, 10)
+    assert index.claim(keys, 4, NO_LIMITS, large, 4, rows) == (10, 10, 0)
     assert rows.tolist() == list(range(10))
     np.testing.assert_array_equal(large[:10], keys)
 
@@ -119,8 +122,8 @@ def test_the_index_asks_for_room_and_goes_on_where_it_stopped() -> None:
 def test_a_key_of_no_table_is_reported_with_the_rows_before_it() -> None:
     index, row_keys, rows = HashIndex(), np.zeros(10, np.int64), np.empty(3, np.int32)
     limits = np.array([[100, 0, -1]])
-    assert index.claim(np.array([5, 6, 100]), 0, limits, row_keys, 0, rows) == (-3, 2)
-    assert index.claim(np.array([5, 6, 7]), 0, limits, row_keys, 2, rows) == (3, 3)
+    assert index.claim(np.array([5, 6, 100]), 0, limits, row_keys, 0, rows) == (-3, 2, 0)
+    assert index.claim(np.array([5, 6, 7]), 0, limits, row_keys, 2, rows) == (3, 3, 0)
     assert rows.tolist() == [0, 1, 2]
 
 
@@ -140,7 +143,7 @@ def test_growth_moves_a_bounded_number_of_entries_at_a_time(monkeypatch: pytest.
     rng, num_rows = np.random.default_rng(4), 0
     while num_rows < 900_000:
         keys = rng.integers(0, 1 << 62, 5_000 if num_rows > 100_000 else 100)
-        _, num_rows = index.claim(keys, 0, NO_LIMITS, row_keys, num_rows, np.empty(len(keys), np.int32))
+        _, num_rows, _ = index.claim(keys, 0, NO_LIMITS, row_keys, num_rows, np.empty(len(keys), np.int32))
     assert max(moved) < 16 * 5_000 + 4_096 + 2_000  # and on to an empty entry
 
 
@@ -157,6 +160,89 @@ def test_memory_per_row_is_at_most_that_of_a_table_just_grown() -> None:
     index, row_keys, rng, num_rows = HashIndex(), np.zeros(1 << 20, np.int64), np.random.default_rng(5), 0
     while num_rows < 900_000:
         keys = rng.integers(0, 1 << 62, 3_000)
-        _, num_rows = index.claim(keys, 0, NO_LIMITS, row_keys, num_rows, np.empty(len(keys), np.int32))
+        _, num_rows, _ = index.claim(keys, 0, NO_LIMITS, row_keys, num_rows, np.empty(len(keys), np.int32))
         if num_rows > 50_000 and not index.moves:
             assert 9.9 < index.nbytes / num_rows < 12.6
+
+
+class Removing(World):
+    """The same with rows that are given up and used again."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.num_rows, self.free = 0, np.empty(0, np.int32)
+
+    def claim(self, keys: NDArray[np.int64]) -> None:
+        rows = np.empty(len(keys), np.int32)
+        done, self.num_rows, num_free = self.index.claim(
+            keys, 0, NO_LIMITS, self.row_keys, self.num_rows, rows, self.free
+        )
+        assert done == len(keys)
+        self.free = self.free[:num_free]
+        for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
+            assert self.expected.setdefault(key, row) == row
+        assert self.row_keys[rows].tolist() == keys.tolist()
+        assert len(set(self.expected.values())) == len(self.expected) == self.num_rows - num_free
+        self.seen_moving |= self.index.moves
+
+    def remove(self, keys: NDArray[np.int64]) -> None:
+        rows = np.array([self.expected.pop(key) for key in keys.tolist()], np.int32)
+        self.index.remove(keys, rows)
+        self.row_keys[rows] = -1
+        self.free = np.concatenate([self.free, rows])
+
+    def check_parts(self, parts: int) -> None:
+        """Each row is found in the part of its key."""
+        keys, rows = (np.fromiter(values, np.int64) for values in (self.expected, self.expected.values()))
+        parts_of = (mix64(keys.view(np.uint64)) >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)
+        for part in range(parts):
+            found = self.index.rows_of_part(part, parts)
+            assert np.sort(found).tolist() == np.sort(rows[parts_of == part]).tolist()
+
+
+@pytest.mark.parametrize("collisions", [1, 1 << 10, 1 << 32])
+def test_removed_keys_are_gone_and_all_others_are_found_at_every_size_and_while_entries_move(collisions: int) -> None:
+    """`collisions`: halves of hashes that keys have, from one that all share to all that there are."""
+    rng, world = np.random.default_rng(collisions), Removing(30_000)
+    largest, added = (600, 300) if collisions == 1 else (12_000, 1500)
+    strangers = rng.integers(0, 1 << 62, 500)
+    removed_while_moving = False
+    for turn in range(160):
+        share = 0.1 if turn % 40 < 20 else 0.6  # it grows, then it shrinks
+        if len(world.expected) < largest:
+            halves = rng.integers(0, collisions, added).astype(np.uint64) * np.uint64((1 << 32) // collisions)
+            world.claim(keys_with_halves(halves, rng))
+        there = np.fromiter(world.expected, np.int64)
+        gone = rng.permutation(there)[: int(share * len(there))]
+        removed_while_moving |= world.index.moves
+        world.remove(gone)
+        if turn % 8 == 0:
+            world.check(np.concatenate([strangers, gone]))
+            world.check_parts(int(rng.integers(1, 9)))
+    world.remove(np.fromiter(world.expected, np.int64))
+    world.check(strangers)
+    assert world.index.rows_of_part(0, 1).size == 0
+    assert removed_while_moving or collisions == 1
+
+
+def test_entries_whose_move_failed_are_in_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some moves end with the end of the new table, after entries have been copied to it."""
+    monkeypatch.setattr(index, "_MOVED_AT_LEAST", 8)
+    monkeypatch.setattr(index, "_MOVED_PER_ROW", 0)
+    move, calls = index._move, 0
+
+    def failing(source: Any, old_buckets: int, limit: int, start: int, stop: int, target: Any, buckets: int) -> Any:
+        nonlocal calls
+        reached = move(source, old_buckets, limit, start, stop, target, buckets)
+        calls += stop - start == 8
+        return -1 if stop - start == 8 and calls % 7 == 0 else reached
+
+    monkeypatch.setattr(index, "_move", failing)
+    rng, world = np.random.default_rng(3), Removing(12_000)
+    for _ in range(60):
+        world.claim(rng.integers(0, 1 << 62, 100))
+        world.check_parts(3)
+        world.remove(rng.permutation(np.fromiter(world.expected, np.int64))[:20])
+        world.check(rng.integers(0, 1 << 62, 100))
+        world.check_parts(3)
+    assert calls > 14

@@ -34,6 +34,7 @@ def install(place: Path, change: Callable[[Path], None] = lambda package: None) 
     without_caches = shutil.ignore_patterns("__pycache__")
     for part in ("store", "partition"):
         shutil.copytree(SOURCES / part, package / part, ignore=without_caches, dirs_exist_ok=True)
+    shutil.copy(SOURCES / "errors.py", package)
     (package / "__init__.py").write_text("")
     change(package)
 

@@ -117,6 +117,7 @@ def test_warm_up_leaves_nothing_to_compile(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import numpy as np
+from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store import values
 from heterps_runtime.store.dense import DenseOptimizer, DenseStore
 from heterps_runtime.store.half import decode, encode
@@ -135,7 +136,7 @@ def compiled():
 
 sparse = sparse_optimizer("rowwise-adagrad")
 dense = DenseOptimizer.from_manifest({"name": "adam", "learningRate": "0.1"})
-warm_up_server(sparse, dense, np.float32, "fp16", Path(sys.argv[1]))
+warm_up_server(sparse, dense, np.float32, "fp16", rules=True, disk=Path(sys.argv[1]))
 warm_up_worker(np.float32, "fp16", bags=True)
 before = compiled()
 # Kernels that others inline count only where the cache was cold; the ones called from here count always.
@@ -147,6 +148,16 @@ for part in np.split(partition(keys, np.arange(1024, dtype=np.int32) % 2, 2).ord
     wire = encode(rows.pull(keys[part]), "fp16").data
     frame = np.frombuffer(wire.tobytes(), np.uint16).reshape(wire.shape)
     rows.apply([(keys[part], decode(frame, "fp16", np.float32))] * 2, 1.0, 1)
+rules = TableRules(min_steps=2, unused_steps=3, candidate_unused_steps=3)
+ruled = RowStore(16, np.float32, sparse, 0, {0: TableSpec("t", 10**6, rules=rules)})
+for step in range(1, 9):
+    if step < 4:
+        ruled.apply([(keys[:2000 // step], np.zeros((2000 // step, 16), np.float32))], 1.0, step)
+    for part in (ruled, ruled.candidates):
+        part.begin_snapshot()[1].advance() if len(part) else None
+        part.end_snapshot()
+    ruled.evict(step)
+assert len(ruled) == len(ruled.candidates) == 0
 pulled = rows.pull(keys)
 scatter_add(gather(pulled, inverse), inverse, pulled, np.zeros(5000, bool))
 bags = Bags(inverse, np.arange(0, 5000, 5), "mean")
@@ -171,9 +182,9 @@ assert compiled() == before, (before, compiled())
 def test_warm_up_takes_every_optimizer() -> None:
     dense = [DenseOptimizer.from_manifest({"name": name, "learningRate": "1"}) for name in ("sgd", "adagrad", "adam")]
     for name in EXAMPLES:
-        warm_up_server(sparse_optimizer(name), dense[0], np.float64, "full")
+        warm_up_server(sparse_optimizer(name), dense[0], np.float64, "full", rules=False)
     for optimizer in dense:
-        warm_up_server(sparse_optimizer("sgd"), optimizer, np.float64, "bf16")
+        warm_up_server(sparse_optimizer("sgd"), optimizer, np.float64, "bf16", rules=True)
     warm_up_worker(np.float64, "full", bags=False)
 
 

@@ -128,7 +128,7 @@ def test_copies_are_held_only_for_as_long_as_they_are_needed() -> None:
 
 
 def test_snapshots_are_counted_anew_before_their_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heterps_runtime.store.rows.MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr("heterps_runtime.store.keyed.MAX_SNAPSHOTS", 3)
     store = new_store()
     train(store, range(20), 1)
     numbers: list[int] = []
@@ -143,7 +143,7 @@ def test_snapshots_are_counted_anew_before_their_numbers_run_out(monkeypatch: py
 
 
 def test_a_number_of_before_the_count_began_anew_stands_for_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heterps_runtime.store.rows.MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr("heterps_runtime.store.keyed.MAX_SNAPSHOTS", 3)
     store = new_store()
     train(store, range(20), 1)
     for _ in range(4):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.partition.access import NO_RULES, TableRules
 from heterps_runtime.store import values
 from heterps_runtime.store.initial import TableSpec
 from heterps_runtime.store.kernel import Int64s
@@ -30,9 +31,15 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "_LEAST_FRAMES", 8)
 
 
-def store(space: SpillSpace | None, dim: int = 16, name: str = "rowwise-adagrad", dtype: str = "float32") -> RowStore:
+def store(
+    space: SpillSpace | None,
+    dim: int = 16,
+    name: str = "rowwise-adagrad",
+    dtype: str = "float32",
+    rules: TableRules = NO_RULES,
+) -> RowStore:
     optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
-    return RowStore(dim, dtype, optimizer, 7, {0: TableSpec("t", NUM_IDS)}, space)
+    return RowStore(dim, dtype, optimizer, 7, {0: TableSpec("t", NUM_IDS, rules=rules)}, space)
 
 
 def spilled(store: RowStore) -> SpilledValues:
@@ -96,6 +103,30 @@ def test_rows_on_disk_are_the_rows_in_memory(name: str, dim: int, dtype: str, ro
     assert spilled(other)._frames.num_used <= rows
     assert other.nbytes < rows * spilled(other)._frame_nbytes + len(other) * 80
     assert spilled(other)._space.num_read > 0
+
+
+def test_rows_come_and_go_on_disk_as_in_memory(tmp_path: Path) -> None:
+    """Ids get rows at their second step and lose them; numbers of rows that went are used again."""
+    rules = TableRules(min_steps=2, unused_steps=12, candidate_unused_steps=12)
+    rng = np.random.default_rng(2)
+    one = store(None, rules=rules)
+    other = store(space := space_for(tmp_path, 60, one), rules=rules)
+    evicted = 0
+    for step in range(1, 80):
+        keys = zipf(rng, 400)
+        gradients = rng.normal(size=(400, 16)).astype(np.float32)
+        for each in (one, other):
+            each.apply([(keys, gradients)], 0.1, step)
+        gone, also_gone = one.evict(step), other.evict(step)
+        assert set(gone.tolist()) == set(also_gone.tolist())
+        evicted += len(gone)
+        asked = zipf(rng, 400)
+        assert np.array_equal(one.pull(asked), other.pull(asked))
+    same(all_rows(one), all_rows(other))
+    assert evicted > 1000
+    assert space.num_read > 1000
+    slots = spilled(other)._blocks._num_used
+    assert slots <= len(other)
 
 
 def test_rows_that_are_used_often_stay_in_memory(tmp_path: Path) -> None:

@@ -1,0 +1,303 @@
+"""Rows of several columns that are found by their keys: they are added, evicted, and copied as of one commit.
+
+A row that is removed leaves its place to the next new one. If ids of some table go when no step uses them any more
+(`partition.access`), each row has the number of the last step that used it.
+
+A store is not thread-safe; only `len` and `nbytes` may be asked for by any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_runtime.partition.access import Ages
+from heterps_runtime.store.ageing import by_period, find_due
+from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
+from heterps_runtime.store.index import MAX_ROWS, HashIndex
+from heterps_runtime.store.initial import ID_BITS, TableSpec
+from heterps_runtime.store.kernel import Int32s, Int64s, view
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.store.lookup import gather_rows, scatter_rows
+from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
+from heterps_runtime.store.values import Values
+
+__all__ = ["LAST_STEP", "ROWS", "KeyedRows"]
+
+ROWS = "rows"  # the column of the rows' elements; all others are their state
+LAST_STEP = "last_step"  # the column of the last steps
+_NO_KEY = -1
+
+
+class KeyedRows:
+    """Rows of some tables.
+
+    Args:
+        values: columns; all but `ROWS` are state.
+        initial: value of each state column in a new row.
+        limits: (T, 3); [:, 0] is the number of ids of each table.
+        tables: by number.
+        ages: when ids of these tables go.
+        draw: returns the initial elements (n, dim) of keys (n,); None: there is no column of elements.
+
+    Attributes:
+        changes: which rows have changed since which snapshot.
+        tables: by number.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        initial: Mapping[str, float],
+        limits: Int64s,
+        tables: Mapping[int, TableSpec],
+        ages: Ages,
+        draw: Callable[[Int64s], NDArray[Any]] | None = None,
+    ) -> None:
+        self.changes = Changes()
+        self.tables = dict(tables)
+        self._ages = by_period(ages)
+        self._values = values
+        self._initial = dict(initial)
+        self._draw = draw
+        self._last_steps = Slab(np.int32, (1,)) if self._ages else None  # in memory: those of a turn are all over it
+        self._limits = limits
+        self._num_rows = 0  # with those that were removed
+        self._index = HashIndex()
+        self._keys = Slab(np.int64)
+        self._free: Int32s = np.empty(0, np.int32)  # of these, the first `_num_free` were removed
+        self._num_free = 0
+        self._snapshot: RowSnapshot | None = None  # in progress
+        self._unique = UniqueKeys()
+        # Scratch memory, kept between calls: (m,) for the largest m so far.
+        self._positions: Int32s = np.empty(0, np.int32)
+        self._unknown: Int32s = np.empty(0, np.int32)
+
+    def __len__(self) -> int:
+        return self._num_rows - self._num_free
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for rows, state, keys, index and a snapshot in progress, without reserved memory.
+
+        A row that was removed keeps its memory, for the next new one.
+        """
+        snapshot = self._snapshot  # the pulse's thread asks, too
+        held = snapshot.num_held * self.row_nbytes if snapshot else 0
+        per_row = self.row_nbytes - self._values.row_nbytes + self.changes.row_nbytes
+        values = self._values.nbytes(self._num_rows)
+        return self._num_rows * per_row + values + self._index.nbytes + self._free.nbytes + held
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row with its key and its state, as in a checkpoint."""
+        last_step = self._last_steps.row_nbytes if self._last_steps else 0
+        return self._keys.row_nbytes + self._values.row_nbytes + last_step
+
+    @property
+    def column_types(self) -> dict[str, tuple[np.dtype[Any], int]]:
+        """Name of each column in a file -> (type, elements per row)."""
+        return {
+            name if name == ROWS else f"state/{name}": (array.dtype, array.shape[1])
+            for name, array in self._columns.items()
+        }
+
+    @property
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        """Columns, of which only types and widths may be used."""
+        return self._values.columns | ({LAST_STEP: self._last_steps.array} if self._last_steps else {})
+
+    def count_changed(self, since: int | None) -> int:
+        """Number of rows that have changed after a snapshot; None: of all rows."""
+        known = since is not None and since < self.changes.now  # snapshots are counted anew after `MAX_SNAPSHOTS`
+        return self.changes.count_after(since, self._num_rows) if known and since is not None else len(self)
+
+    def begin_snapshot(self, since: int | None = None) -> tuple[int, RowSnapshot]:
+        """Begin a copy of the rows as they are now. None must be in progress.
+
+        Args:
+            since: the number of an earlier snapshot, or `LOADED`: only rows that have changed after it are copied;
+                None: all rows.
+
+        Returns:
+            The snapshot's number, and the copy, to be advanced until it is done, and ended.
+        """
+        assert self._snapshot is None, "one at a time"
+        if self.changes.now > MAX_SNAPSHOTS:
+            self.changes.start_again(self._num_rows)
+        total = self.count_changed(since)
+        low = since + 1 if since is not None and since < self.changes.now else LOADED
+        number = self.changes.advance()
+        self._snapshot = RowSnapshot(self, (low, number), self._num_rows, total)
+        return number, self._snapshot
+
+    def end_snapshot(self) -> None:
+        """Forget a snapshot that is done, or that is not needed any more."""
+        self._snapshot = None
+
+    def new_chunk(self, count: int) -> RowChunk:
+        """Memory for a copy of `count` rows."""
+        arrays = {name: np.empty((count, array.shape[1]), array.dtype) for name, array in self._columns.items()}
+        rows = arrays.pop(ROWS, np.empty((count, 0)))
+        return RowChunk(np.empty(count, np.int64), rows, arrays)
+
+    def copy(self, positions: Int32s, out: RowChunk) -> None:
+        """Copy the rows at positions (n,) to `out`, n rows."""
+        np.take(self._keys.array, positions, out=out.keys, mode="clip")  # "raise" would copy twice
+        self._values.copy(positions, {ROWS: out.rows, **out.state})
+        if self._last_steps:
+            gather_rows(self._last_steps.array, positions, out.state[LAST_STEP])
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many rows, before as many are loaded: growing step by step takes as long as loading."""
+        self._reserve(num_rows)
+        self._index.reserve(num_rows)
+
+    def load(
+        self, keys: NDArray[np.int64], rows: NDArray[Any] | None, state: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
+
+        Raises:
+            ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
+        """
+        given: Int64s = view(keys, np.int64)
+        columns = self._columns
+        names = columns.keys() - {ROWS}
+        expected: dict[str, NDArray[Any] | None] = {ROWS: rows} if ROWS in columns else {}
+        if state is not None:
+            if set(state) != names:
+                raise ValueError(f"state: must be {sorted(names)}, is {sorted(state)}")
+            expected |= state
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, array in expected.items():
+            shape, dtype = (len(given), columns[name].shape[1]), columns[name].dtype
+            if array is None or array.shape != shape or array.dtype != dtype:
+                found = "nothing" if array is None else f"{array.dtype} {array.shape}"
+                raise ValueError(f"{name if name == ROWS else f'state {name!r}'}: must be {dtype} {shape}, is {found}")
+            arrays[name] = view(array, dtype)
+        if len(given) == 0:
+            return
+        first = self._num_rows
+        numbers = self._claim(given, loaded=True)
+        if self._num_rows - first < len(given) and len(self._unique(given)[0]) < len(given):
+            raise ValueError("keys: a key occurs twice")
+        if self._last_steps and LAST_STEP in arrays:
+            scatter_rows(arrays.pop(LAST_STEP), numbers, self._last_steps.array)
+        for part, at in self._values.parts(numbers, change=True):
+            for name, array in arrays.items():
+                scatter_rows(array[part], at, self._values.columns[name])
+
+    def find(self, keys: Int64s) -> tuple[Int32s, Int32s]:
+        """Look up keys (n,): the row of each, or -1, (n,); and the positions (u,) of those that have none.
+
+        Both arrays are valid until the next call.
+        """
+        rows, unknown = self._scratch(len(keys))
+        num_unknown = self._index.find(keys, self._keys.array, rows, unknown)
+        return rows, unknown[:num_unknown]
+
+    def evict(self, step: int) -> Int64s:
+        """Remove the rows whose turn it is after a step and that no step has used for long enough.
+
+        Args:
+            step: number of the step, 1 for the first.
+
+        Returns:
+            Their keys, (n,).
+        """
+        evicted = [np.empty(0, np.int64)]
+        for period, limits in self._ages.items():
+            rows = self._index.rows_of_part(step % period, period)
+            due = np.empty(len(rows), np.int32)
+            assert self._last_steps is not None
+            last_steps = self._last_steps.array.reshape(-1)
+            due = due[: find_due(rows, self._keys.array, last_steps, limits, step, due)]
+            evicted.append(self._keys.array[due])
+            self.remove(due)
+        return np.concatenate(evicted)
+
+    def remove(self, rows: Int32s) -> None:
+        """Remove rows (n,), which are distinct."""
+        if not len(rows):
+            return
+        if self._snapshot is not None:
+            self._snapshot.keep(rows)
+        self._index.remove(self._keys.array[rows], rows)
+        self._keys.array[rows] = _NO_KEY
+        self.changes.remove(rows)
+        self._values.forget(rows)
+        stop = self._num_free + len(rows)
+        if stop > len(self._free):
+            self._free = np.concatenate([self._free[: self._num_free], np.empty(2 * stop - self._num_free, np.int32)])
+        self._free[self._num_free : stop] = rows
+        self._num_free = stop
+
+    def _claim(self, keys: Int64s, *, loaded: bool = False) -> Int32s:
+        """Return the row of each key, (n,), valid until the next call: new rows for unknown keys, with initial state.
+
+        Raises:
+            ValueError: a key belongs to no table of this store.
+        """
+        rows, _ = self._scratch(len(keys))
+        done = 0
+        while True:
+            stop, num_free = self._num_rows, self._num_free
+            done, self._num_rows, self._num_free = self._index.claim(
+                keys, done, self._limits, self._keys.array, stop, rows, self._free[:num_free]
+            )
+            for new in (np.arange(stop, self._num_rows, dtype=np.int32), self._free[self._num_free : num_free]):
+                if len(new):
+                    self.changes.add(new, LOADED if loaded else self.changes.now)
+                    self._begin(new, loaded=loaded)
+            if done < 0:
+                self._refuse(int(keys[-1 - done]))
+            if done == len(keys):
+                return rows
+            self._reserve(self._num_rows + 1)
+
+    def _begin(self, rows: Int32s, *, loaded: bool) -> None:
+        """Give new rows (n,) their initial state; and their initial values, unless they are `loaded`."""
+        if self._last_steps:
+            self._last_steps.array[rows] = 0
+        for part, at in self._values.parts(rows, change=True):
+            columns = self._values.columns
+            for name, value in self._initial.items():
+                columns[name][at] = value
+            if self._draw and not loaded:
+                scatter_rows(self._draw(self._keys.array[rows[part]]), at, columns[ROWS])
+
+    def _use(self, rows: Int32s, step: int) -> None:
+        """Note that a step is about to change rows (n,)."""
+        if self._snapshot is not None:
+            self._snapshot.keep(rows)
+        self.changes.touch(rows)
+        if self._last_steps:
+            self._last_steps.array[rows, 0] = step
+
+    def _reserve(self, num_rows: int) -> None:
+        if num_rows > MAX_ROWS:
+            raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
+        self.changes.reserve(num_rows)
+        self._values.reserve(num_rows)
+        if self._last_steps:
+            self._last_steps.reserve(num_rows)
+        self._keys.reserve(num_rows)  # last: `_claim` reads its capacity
+
+    def _scratch(self, size: int) -> tuple[Int32s, Int32s]:
+        if len(self._positions) < size:
+            self._positions = np.empty(size + size // 4, np.int32)
+            self._unknown = np.empty(size + size // 4, np.int32)
+        return self._positions[:size], self._unknown[:size]
+
+    def _refuse(self, key: int) -> None:
+        """Raise the error about a key that belongs to no table."""
+        table, row_id = key >> ID_BITS, key & ((1 << ID_BITS) - 1)
+        if table in self.tables:
+            spec = self.tables[table]
+            raise ValueError(f"keys: table {spec.name!r} has ids 0 .. {spec.num_embeddings - 1}, not {row_id}")
+        raise ValueError(f"keys: {key} is of table {table}, this store has {sorted(self.tables)}")
