@@ -258,7 +258,7 @@ def test_rules_are_written_as_in_version_3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"index": -1}, {"index": 1 << 40}, {"period": 0}])
-def test_rules_of_a_table_that_cannot_be_are_damage(changes: dict[str, int], tmp_path: Path) -> None:
+def test_rules_of_a_table_that_cannot_be_are_damage(changes: dict[str, Any], tmp_path: Path) -> None:
     storage = Storage.open(tmp_path / "checkpoints")
     manifest = write_rules(storage)
     with pytest.raises(DamagedError, match=r"table 'user\.weight' has the index"):
@@ -313,7 +313,7 @@ def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: S
         with pytest.raises(UnsupportedVersionError) as caught:
             read()
         assert str(caught.value) == (
-            f"the checkpoint {FOLDER} has version 3, but this program reads versions up to 2; "
+            f"the checkpoint {FOLDER} has version 4, but this program reads versions up to 3; "
             "use the HeterPS release that wrote it, or a later one"
         )
 

@@ -164,10 +164,12 @@ def _facts(report: Json) -> Table:
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])
         table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")
-    rows = report["rows"] or {}
-    if rows.get("admitted") or rows.get("evicted") or rows.get("candidates"):
-        text = f"{rows['stored']:,} at the end; {rows['evicted']:,} were evicted, {rows['admitted']:,} admitted"
-        table.add_row("rows", f"{text}; {rows['candidates']:,} ids have none yet")
+    stored, candidates, admitted, evicted = (
+        (report["rows"] or {}).get(key) or 0 for key in ("stored", "candidates", "admitted", "evicted")
+    )
+    if candidates or admitted or evicted:
+        text = f"{stored:,} at the end; {evicted:,} were evicted, {admitted:,} admitted"
+        table.add_row("rows", f"{text}; {candidates:,} ids have none yet")
     if report["restarts"]:
         table.add_row("restarts", ", ".join(f"{name} {count}x" for name, count in sorted(report["restarts"].items())))
     if report["model"]:

@@ -127,7 +127,8 @@ class Ages:
             last_steps: (n,), the last step that used each.
             step: the number of the step, from 1.
         """
-        tables = np.where(keys >> _ID_BITS < len(self.limits) - 1, keys >> _ID_BITS, -1)
+        tables = keys >> _ID_BITS
+        tables[(tables < 0) | (tables >= len(self.limits))] = -1
         periods = self.periods[tables]
         turns = ((mix64(keys.view(np.uint64)) >> _U32) * periods.astype(np.uint64) >> _U32).astype(np.int64)
         due = last_steps.astype(np.int64) + self.limits[tables]

@@ -8,7 +8,7 @@ from heterps_runtime.partition.access import NEVER, Ages
 from heterps_runtime.store.initial import ID_BITS
 from heterps_runtime.store.kernel import Int32s, Int64s, kernel, prefetch
 
-__all__ = ["by_period", "find_due"]
+__all__ = ["by_period", "find_due", "stamp"]
 
 _AHEAD = 16  # rows whose memory is requested in advance
 
@@ -17,6 +17,15 @@ def by_period(ages: Ages) -> dict[int, Int64s]:
     """Period -> (T,), the steps after which ids of the tables with this period go, and `NEVER` for all others."""
     periods = np.unique(ages.periods[ages.limits < NEVER])
     return {int(p): np.where(ages.periods == p, ages.limits, NEVER) for p in periods}
+
+
+@kernel
+def stamp(last_steps: Int32s, rows: Int32s, step: int) -> None:
+    """Set the last step of `rows` (n,)."""
+    for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            prefetch(last_steps, np.int64(rows[i + _AHEAD]))
+        last_steps[np.uint64(rows[i])] = step
 
 
 @kernel

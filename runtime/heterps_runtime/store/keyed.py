@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_runtime.partition.access import Ages
-from heterps_runtime.store.ageing import by_period, find_due
+from heterps_runtime.store.ageing import by_period, find_due, stamp
 from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
 from heterps_runtime.store.index import MAX_ROWS, HashIndex
 from heterps_runtime.store.initial import ID_BITS, TableSpec
@@ -277,7 +277,7 @@ class KeyedRows:
             self._snapshot.keep(rows)
         self.changes.touch(rows)
         if self._last_steps:
-            self._last_steps.array[rows, 0] = step
+            stamp(self._last_steps.array.reshape(-1), rows, step)
 
     def _reserve(self, num_rows: int) -> None:
         if num_rows > MAX_ROWS:

@@ -133,7 +133,8 @@ class RowStore(KeyedRows):
         sums = given[0][1] if len(unique) == len(given[0][0]) == total else self._summed(given, where, len(unique))
         if self.candidates is not None:
             has_row = self._admit(self.candidates, unique, step)
-            unique, sums = unique[has_row], sums[has_row]
+            if not has_row.all():
+                unique, sums = unique[has_row], sums[has_row]
         touched = self._claim(unique)
         self._use(touched, step)
         for part, at in self._values.parts(touched, change=True):

@@ -31,6 +31,7 @@ STATUS: Json = {
     ],
     "stages": [{"name": "stage-0", "pool": "cpu", "workers": 1, "samplesPerSecond": 1000.0, "busyFraction": 0.5}],
     "checkpoint": {"lastStep": 5, "lastTime": 1.7e9, "path": "/c", "failures": 0, "lastError": ""},
+    "rows": {"stored": 900, "candidates": 70, "admitted": 500, "evicted": 30},
     "evaluation": {"auc": 0.7, "logLoss": None, "samples": 100},
     "model": "/m",
     "events": [{"time": 1.7e9, "type": "Warning", "reason": "CheckpointFailed", "message": "disk full"}],

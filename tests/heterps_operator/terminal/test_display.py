@@ -161,6 +161,27 @@ def test_the_report_shows_the_figures_that_there_are(evaluation: dict[str, Any],
 
 
 @pytest.mark.parametrize(
+    ("rows", "shown"),
+    [
+        (
+            {"stored": 41_876, "candidates": 9_000, "admitted": 50_000, "evicted": 8_124},
+            ["41,876 at the end; 8,124 were evicted, 50,000 admitted; 9,000 ids have none yet"],
+        ),
+        ({"stored": 41_876, "candidates": 0, "admitted": 0, "evicted": 0}, []),
+        (None, []),  # of a coordinator that does not count them
+    ],
+)
+def test_the_report_says_how_many_rows_came_and_went(rows: dict[str, int] | None, shown: list[str]) -> None:
+    world = training()
+    report = build_report(world.job, world.status, BILL, interrupted=False, logs="logs")
+    assert report["rows"] is None
+    console = make_console(False)
+    console.print(render_report({**report, "phase": "Succeeded", "rows": rows}, "job.yaml"))
+    lines = [line.split() for line in text_of(console).splitlines()]
+    assert [" ".join(line[1:]) for line in lines if line[:1] == ["rows"]] == shown
+
+
+@pytest.mark.parametrize(
     ("evaluation", "shown"),
     [
         ({"auc": "0.713", "logLoss": "0.489"}, "AUC 0.7130, log loss 0.4890"),

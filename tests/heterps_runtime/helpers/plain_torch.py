@@ -133,7 +133,7 @@ def states(
         dense_optimizer.step()
         for name, optimizer in sparse.items():
             if isinstance(optimizer, _RuledOptimizer):
-                optimizer.use(step + 1, tensors[name.split(".")[-2]].unique().tolist())
+                optimizer.use(step + 1, torch.unique(tensors[name.split(".")[-2]]).tolist())
             optimizer.step(step + 1)
         yield state
 

@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def some_ids(rng: np.random.Generator) -> list[int]:
     """Different ids, some of them in most of the steps."""
-    return np.unique(np.minimum(rng.zipf(1.3, 40), 3000)).tolist()
+    return [int(i) for i in np.unique(np.minimum(rng.zipf(1.3, 40), 3000))]
 
 
 def rows_in(found: Rows) -> set[int]:
@@ -119,7 +119,7 @@ def test_the_same_job_without_rules_writes_what_it_wrote_before(tmp_path: Path) 
         one.writer.close()
     assert [m.version for m in manifests] == [1, 3]
     assert b"unused_steps" not in manifests[0].to_json()
-    names = [set(), set()]
+    names: list[set[str]] = [set(), set()]
     for block in iterate_rows(plain.storage, manifests[0]):
         names[0] |= block.state.keys()
     for block in iterate_rows(ruled.storage, manifests[1]):

@@ -54,7 +54,7 @@ def contents(chunk: RowChunk) -> dict[int, list[list[float]]]:
     return {key: [array[i].tolist() for array in chunk.columns.values()] for i, key in enumerate(chunk.keys.tolist())}
 
 
-def assert_same(store: RowStore, reference: AccessReference, rows: RowChunk, candidates: RowChunk) -> None:
+def assert_same(reference: AccessReference, rows: RowChunk, candidates: RowChunk) -> None:
     """A copy of a store has what a reference has."""
     assert sorted(rows.keys.tolist()) == sorted(reference.rows)
     keys = rows.keys
@@ -90,16 +90,17 @@ def test_any_steps_on_any_stores_give_what_dicts_with_the_same_rules_give(seed: 
             order, counts = partition(keys, slots, len(stores))
             for s, mine in enumerate(np.split(order, np.cumsum(counts)[:-1])):
                 routed[s].append((keys[mine], grads[mine]))
-        for store, mine in zip(stores, routed, strict=True):
-            store.apply(mine, 0.5, step)
+        for store, given in zip(stores, routed, strict=True):
+            store.apply(given, 0.5, step)
             store.evict(step)
         if len(stores) == 1:
             np.testing.assert_allclose(stores[0].pull(asked), reference.pull(asked), rtol=1e-12, atol=1e-12)
             assert len(stores[0]) == len(reference.rows)
         if step % 20 == 0:
             parts = [joined([all_rows(s) for s in stores], stores[0])]
+            assert stores[0].candidates is not None
             parts += [joined([all_candidates(s) for s in stores], stores[0].candidates)]
-            assert_same(stores[0], reference, *parts)
+            assert_same(reference, *parts)
             count = int(rng.integers(1, 4))
             fresh = [new_store() for _ in range(count)]
             slots = rng.integers(0, count, NUM_SLOTS).astype(np.int32)
