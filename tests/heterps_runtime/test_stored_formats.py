@@ -241,10 +241,10 @@ def change_metadata(storage: Storage, name: str, old: bytes, new: bytes) -> None
 
 def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> None:
     name = f"{FOLDER}/dense-0.safetensors"
-    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"3"')
-    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 3"):
+    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"4"')
+    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 4"):
         _ = file.origin
-    change_metadata(checkpoints, name, b'"version":"3"', b'"version":"x"')
+    change_metadata(checkpoints, name, b'"version":"4"', b'"version":"x"')
     with TensorFile(checkpoints, name) as file, pytest.raises(DamagedError):
         _ = file.origin
 

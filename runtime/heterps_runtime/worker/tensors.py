@@ -7,13 +7,13 @@ memory for the next copy, and knows when a copy has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["array_of", "arrays_of", "host_tensor", "moved", "tensor_of"]
+__all__ = ["array_of", "arrays_of", "host_tensor", "joined", "moved", "tensor_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -54,13 +54,20 @@ def host_tensor(array: Array, device: torch.device, *, bfloat16: bool = False) -
         device: that the tensor will be moved to.
         bfloat16: whether these are bit patterns.
     """
-    if device.type == "cuda":
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        values = torch.empty(array.shape, dtype=dtype, pin_memory=True)
-        np.copyto(values.numpy(), array)
-    else:
-        values = torch.from_numpy(array.copy())
+    values = _on_host([array], array.shape, device)
     return values.view(torch.bfloat16) if bfloat16 else values
+
+
+def joined(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """A tensor on a device, from one copy of the received pieces of its flat values, in their order."""
+    return moved(_on_host(pieces, shape, device), device)
+
+
+def _on_host(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, pieces[0].dtype)).dtype
+    values = torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
+    np.concatenate([piece.reshape(-1) for piece in pieces], out=values.numpy().reshape(-1))
+    return values
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -33,6 +33,7 @@ from heterps_runtime.ps import increments
 from heterps_runtime.ps.increments import Saved, builds_on
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store import snapshot
+from heterps_runtime.wire.messages import DensePiece
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.jobs import configuration
 from tests.heterps_runtime.helpers.store_reference import all_rows
@@ -71,7 +72,7 @@ class Server:
     def restore(self, manifest: CheckpointManifest | None) -> None:
         self.shard.begin_generation(self.servers)
         self.shard.reset(self.storage, manifest)
-        self.shard.define(TABLES, {"weight": np.zeros(4)}, {})
+        self.shard.define(TABLES, {"weight": DensePiece(0, (4,), np.zeros(4))}, {})
         self.newest = manifest
 
     def train(self, small: Any, large: Any = ()) -> None:
