@@ -1,6 +1,7 @@
 """Stored formats: files of versions 1 to 3 are read, additions are ignored, newer versions are refused.
 
-`tests/fixtures/v1/` has one example of each format, `v2/` and `v3/` of those that have later versions (docs/compatibility.md).
+`tests/fixtures/v1/` has one example of each format, `v2/` and `v3/` of those that have later versions
+(docs/compatibility.md).
 If one of these tests fails, a format has changed: either undo that, or follow the rule there.
 """
 
