@@ -49,6 +49,7 @@ _LAYER_TIMES = (
     "computeFixedSeconds",
     "parallelFraction",
     "serverSeconds",
+    "serverFixedSeconds",
     "transferSeconds",
     "transferFixedSeconds",
     "transferParallelFraction",
