@@ -54,20 +54,13 @@ def host_tensor(array: Array, device: torch.device, *, bfloat16: bool = False) -
         device: that the tensor will be moved to.
         bfloat16: whether these are bit patterns.
     """
-    values = _on_host([array], array.shape, device)
+    if device.type == "cuda":
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        values = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        np.copyto(values.numpy(), array)
+    else:
+        values = torch.from_numpy(array.copy())
     return values.view(torch.bfloat16) if bfloat16 else values
-
-
-def joined(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """A tensor on a device, from one copy of the received pieces of its flat values, in their order."""
-    return moved(_on_host(pieces, shape, device), device)
-
-
-def _on_host(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    dtype = torch.from_numpy(np.empty(0, pieces[0].dtype)).dtype
-    values = torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
-    np.concatenate([piece.reshape(-1) for piece in pieces], out=values.numpy().reshape(-1))
-    return values
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -80,3 +73,9 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def tensor_of(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
     """A tensor on a device from a copy of a received array; see `host_tensor`."""
     return moved(host_tensor(array, device, bfloat16=bfloat16), device)
+
+
+def joined(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """A tensor on a device from a copy of the received pieces of its flat values, in their order."""
+    values = pieces[0].copy() if len(pieces) == 1 else np.concatenate(pieces)
+    return moved(torch.from_numpy(values.reshape(shape)), device)
