@@ -86,7 +86,7 @@ def restore(
     shard = Shard(config, 0)
     shard.begin_generation(servers)
     began, used = time.perf_counter(), time.process_time()
-    files = shard.files_to_read(manifest)
+    files = shard.files_to_verify(manifest)
     for entry in files:
         verify_file(storage, FOLDER, entry, manifest.origin)
     shard.reset(storage, manifest)

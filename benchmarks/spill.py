@@ -16,13 +16,13 @@ step, so that each row comes from the disk of this machine.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.values import SpilledValues
 from heterps_runtime.store.warm import warm_up_server
 
-with suppress(ImportError):
-    import rocksdict
+rocksdict: Any = importlib.import_module("rocksdict") if importlib.util.find_spec("rocksdict") else None
 
 ROWS, DIM, IDS_PER_STEP, STEPS, WARM_UP = 2_000_000, 16, 20_000, 60, 40
 RATE = 0.05
@@ -125,10 +124,10 @@ def compare_stores(folder: Path, *, cold: bool) -> None:
     """Time interleaved steps of all stores, and print them."""
     sparse = SparseOptimizer.from_manifest({"name": "rowwise-adagrad", "learningRate": str(RATE)})
     dense = DenseOptimizer.from_manifest({"name": "sgd", "learningRate": "1"})
-    warm_up_server(sparse, dense, np.float32, "full", folder)
+    warm_up_server(sparse, dense, np.float32, "full", rules=False, disk=folder)
     memory = int(SHARE * ROWS * (DIM * 4 + 4))
     entrants = [row_store("in memory", None), row_store("a tenth in memory", SpillSpace(folder, memory))]
-    if "rocksdict" in globals():
+    if rocksdict is not None:
         entrants.append(rocks(folder / "rocks", memory))
     weights = np.cumsum(1 / np.arange(1, ROWS + 1) ** 1.05)
     rng = np.random.default_rng(1)

@@ -81,12 +81,15 @@ def limited(problem: Problem, cluster: Mapping[str, Offer]) -> Problem:
 
 
 def _slower(times: LayerTimes, cores: float, server_cores: float) -> LayerTimes:
-    wait = times.server_seconds
+    wait, fixed_wait = times.server_seconds, times.server_fixed_seconds
+    fixed = (times.compute_fixed_seconds - fixed_wait) / cores + fixed_wait / server_cores
+    own = times.compute_seconds - times.compute_fixed_seconds - wait
     return replace(
         times,
-        compute_seconds=(times.compute_seconds - wait) / cores + wait / server_cores,
-        compute_fixed_seconds=times.compute_fixed_seconds / cores,
+        compute_seconds=fixed + own / cores + wait / server_cores,
+        compute_fixed_seconds=fixed,
         server_seconds=wait / server_cores,
+        server_fixed_seconds=fixed_wait / server_cores,
         transfer_seconds=times.transfer_seconds / cores,
         transfer_fixed_seconds=times.transfer_fixed_seconds / cores,
     )

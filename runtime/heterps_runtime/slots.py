@@ -1,8 +1,7 @@
-"""The parameter server of each row (by slot) and of each dense parameter (balanced by size)."""
+"""The parameter server of each row, by slot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from heterps_runtime.store.keys import NUM_SLOTS
 
-__all__ = ["dense_assignment", "overlapping_servers", "share_of_slots", "slot_map"]
+__all__ = ["overlapping_servers", "share_of_slots", "slot_map"]
 
 
 @cache
@@ -31,19 +30,3 @@ def share_of_slots(other: int, num_others: int, server: int, num_servers: int) -
     """Share of the slots of one of `num_others` servers that one of `num_servers` has."""
     slots = slot_map(num_others) == other
     return float((slot_map(num_servers)[slots] == server).mean())
-
-
-def dense_assignment(sizes: Mapping[str, int], num_servers: int) -> dict[str, int]:
-    """Server of each dense parameter: largest first, each to the least loaded server.
-
-    Args:
-        sizes: elements of all dense parameters of the model, so that the result does not depend on the plan.
-        num_servers: number of parameter servers.
-    """
-    load = [0] * num_servers
-    servers = {}
-    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        server = load.index(min(load))
-        servers[name] = server
-        load[server] += sizes[name]
-    return servers

@@ -35,7 +35,14 @@ def test_a_unit_with_a_part_of_a_core_takes_so_much_longer() -> None:
     layers = tuple(
         replace(
             layer,
-            pools={name: replace(t, server_seconds=0.25 * t.compute_seconds) for name, t in layer.pools.items()},
+            pools={
+                name: replace(
+                    t,
+                    server_seconds=0.25 * (t.compute_seconds - t.compute_fixed_seconds),
+                    server_fixed_seconds=t.compute_fixed_seconds,
+                )
+                for name, t in layer.pools.items()
+            },
         )
         for layer in whole.layers
     )
@@ -45,7 +52,10 @@ def test_a_unit_with_a_part_of_a_core_takes_so_much_longer() -> None:
     for before, after in zip(layers, slow.layers, strict=True):
         old, new = before.pools["accelerator"], after.pools["accelerator"]
         # A quarter of a core for the worker's own work; the servers, on `cpu`, have a half.
-        assert new.compute_seconds == pytest.approx(old.compute_seconds * (0.75 * 4 + 0.25 * 2))
+        fixed = old.compute_fixed_seconds  # which is all for servers
+        expected = 2 * fixed + (old.compute_seconds - fixed) * (0.75 * 4 + 0.25 * 2)
+        assert new.compute_seconds == pytest.approx(expected)
+        assert new.compute_fixed_seconds == new.server_fixed_seconds == pytest.approx(2 * fixed)
         assert new.server_seconds == pytest.approx(2 * old.server_seconds)
         assert new.transfer_seconds == pytest.approx(4 * old.transfer_seconds)
         assert after.pools["cpu"].compute_seconds == pytest.approx(2 * before.pools["cpu"].compute_seconds)

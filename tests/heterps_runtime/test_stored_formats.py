@@ -1,6 +1,6 @@
 """Stored formats: files of versions 1 to 3 are read, additions are ignored, newer versions are refused.
 
-`tests/fixtures/v1/` has one example of each format, `v2/` and `v3/` of those that have a second and a third version
+`tests/fixtures/v1/` has one example of each format, `v2/` and `v3/` of those that have later versions
 (docs/compatibility.md).
 If one of these tests fails, a format has changed: either undo that, or follow the rule there.
 """
@@ -25,6 +25,7 @@ from heterps_runtime.checkpoint import (
     Ownership,
     RowFile,
     RowPart,
+    StateFile,
     Storage,
     TableRecord,
     check_checkpoint,
@@ -45,6 +46,7 @@ from heterps_runtime.data.cache import fingerprint
 from heterps_runtime.data.source import Source
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import TableRules
+from heterps_runtime.partition.pieces import Place
 from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
@@ -147,6 +149,27 @@ def write_rules(storage: Storage) -> CheckpointManifest:
     manifest = CheckpointManifest(
         step=20, epoch=0, seed=7, global_batch_size=64, num_rows=1000, samples=1280,
         fingerprint={"model.entrypoint": "shop.model:build"}, plan={"stages": []}, tables=(table,), files=(file,),
+        term=1, lineage=3, loss=0.25, folder=FOLDER,
+    )  # fmt: skip
+    write_manifest(storage, manifest, owner)
+    return manifest
+
+
+def write_pieces(storage: Storage) -> CheckpointManifest:
+    """The checkpoint of the fixtures of version 3: a parameter in pieces of two servers, beside one that is whole."""
+    owner, files = take_over(storage, "team/shop", 1_800_000_000.0), []
+    flat, bias = np.arange(6, dtype=np.float32), np.array([0.5, 0.25], np.float32)
+    for index, place in enumerate((Place(0, 4, (2, 3)), Place(4, 6, (2, 3)))):
+        piece = flat[place.start : place.stop]
+        held = {"top.weight": piece, "top.weight::sum": piece * 2}
+        if index == 1:
+            held |= {"top.bias": bias, "top.bias::sum": bias * 2}
+        name = f"dense-ps-{index}.safetensors"
+        file = StateFile(name, dense_arrays(held), ORIGIN, "dense", index, {"top.weight": place})
+        files.append(file.write(storage, FOLDER))
+    manifest = CheckpointManifest(
+        step=20, epoch=0, seed=7, global_batch_size=64, num_rows=1000, samples=1280,
+        fingerprint={"model.entrypoint": "shop.model:build"}, plan={"stages": []}, tables=(), files=tuple(files),
         term=1, lineage=3, loss=0.25, folder=FOLDER,
     )  # fmt: skip
     write_manifest(storage, manifest, owner)
@@ -265,6 +288,28 @@ def test_rules_of_a_table_that_cannot_be_are_damage(changes: dict[str, Any], tmp
         list(iterate_rows(storage, replace(manifest, tables=(replace(manifest.tables[0], **changes),))))
 
 
+def test_a_checkpoint_of_version_3_is_read(tmp_path: Path) -> None:
+    storage = Storage.open(shutil.copytree(V3 / "pieces", tmp_path / "checkpoints"))
+    manifest, skipped = find_latest(storage)
+    assert skipped == ()
+    assert manifest is not None
+    assert manifest.version == 1, "its files tell an earlier release that it cannot read them"
+    found = {name: value.tolist() for name, value in read_dense(storage, manifest).items()}
+    assert found == {
+        "top.weight": [[0, 1, 2], [3, 4, 5]],
+        "top.weight::sum": [[0, 2, 4], [6, 8, 10]],
+        "top.bias": [0.5, 0.25],
+        "top.bias::sum": [1, 0.5],
+    }
+    with TensorFile(storage, manifest.path_of(manifest.files[0])) as file:
+        assert file.metadata["version"] == "3"
+
+
+def test_pieces_are_written_as_in_version_3(tmp_path: Path) -> None:
+    write_pieces(Storage.open(tmp_path / "checkpoints"))
+    assert files_of(tmp_path / "checkpoints" / FOLDER) == files_of(V3 / "pieces" / FOLDER)
+
+
 def test_an_entry_that_names_no_folder_of_a_checkpoint_is_damaged() -> None:
     document = json.loads((V2 / "checkpoints" / LATER / "manifest.json").read_text())
     document["manifest"]["files"][0]["folder"] = "../../elsewhere"
@@ -296,10 +341,10 @@ def change_metadata(storage: Storage, name: str, old: bytes, new: bytes) -> None
 
 def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> None:
     name = f"{FOLDER}/dense-0.safetensors"
-    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"3"')
-    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 3"):
+    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"4"')
+    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 4"):
         _ = file.origin
-    change_metadata(checkpoints, name, b'"version":"3"', b'"version":"x"')
+    change_metadata(checkpoints, name, b'"version":"4"', b'"version":"x"')
     with TensorFile(checkpoints, name) as file, pytest.raises(DamagedError):
         _ = file.origin
 

@@ -50,6 +50,7 @@ _LAYER_TIMES = (
     "computeFixedSeconds",
     "parallelFraction",
     "serverSeconds",
+    "serverFixedSeconds",
     "transferSeconds",
     "transferFixedSeconds",
     "transferParallelFraction",

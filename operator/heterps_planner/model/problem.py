@@ -75,6 +75,7 @@ class LayerTimes:
     transfer_processor_seconds: float = 0.0  # of both sides, if the next layer is in another stage
     transfer_processor_fixed_seconds: float = 0.0  # the part of it that every worker pays per piece
     server_seconds: float = 0.0  # the part of OCT in which a worker waits for one parameter server; m divide it by m
+    server_fixed_seconds: float = 0.0  # the same of the fixed part of OCT
     measured: MeasuredTimes | None = None  # replaces compute_seconds and parallel_fraction
     spread: float = 0.0  # relative spread of the measurement; informational
     derived: str = ""  # how the numbers were computed, if they were not measured directly; informational
@@ -355,6 +356,7 @@ def _read_times(path: str, value: Any) -> LayerTimes:
         transfer_processor_seconds=sending,
         transfer_processor_fixed_seconds=item.take_number("transferProcessorFixedSeconds", 0, least=0, most=sending),
         server_seconds=waiting,
+        server_fixed_seconds=item.take_number("serverFixedSeconds", 0, least=0, most=fixed),
         measured=measured,
         spread=item.take_number("spread", 0, least=0),
         derived=item.take_name("derived", ""),
@@ -489,6 +491,7 @@ def _times_json(times: LayerTimes) -> dict[str, Any]:
         "transferProcessorSeconds": times.transfer_processor_seconds,
         "transferProcessorFixedSeconds": times.transfer_processor_fixed_seconds,
         "serverSeconds": times.server_seconds,
+        "serverFixedSeconds": times.server_fixed_seconds,
         "spread": times.spread,
         "derived": times.derived,
         "source": times.source,

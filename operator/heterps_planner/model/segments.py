@@ -269,15 +269,18 @@ def _waits(problem: Problem) -> FloatArray | None:
     """Return the seconds per sample that each segment waits for one server, shape (L, L, T); None: nothing waits."""
     num_layers, num_pools = len(problem.layers), len(problem.pools)
     wait_LT = np.zeros((num_layers, num_pools))  # noqa: N806
+    once_LT = np.zeros((num_layers, num_pools))  # noqa: N806  # of a piece of a worker's share
     for t, pool in enumerate(problem.pools):
         for i, layer in enumerate(problem.layers):
             if (times := layer.pools.get(pool.name)) is not None:
                 wait_LT[i, t] = times.server_seconds / problem.batch_size
-    if not wait_LT.any():
+                once_LT[i, t] = times.server_fixed_seconds / problem.training_batch_size
+    if not (wait_LT.any() or once_LT.any()):
         return None
     result = np.zeros((num_layers, num_layers, num_pools))
     for first in range(num_layers):
-        result[first, first:] = wait_LT[first:].cumsum(axis=0)
+        result[first, first:] = (wait_LT[first:] + problem.micro_batches * once_LT[first:]).cumsum(axis=0)
+    result[0, -1] = (wait_LT + once_LT).sum(axis=0)  # a plan of one stage computes each share in one piece
     return result
 
 

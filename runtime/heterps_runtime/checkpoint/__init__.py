@@ -4,6 +4,7 @@ A checkpoint exists once its manifest exists, and the manifest is written last. 
 never written to. This package imports no torch.
 """
 
+from heterps_runtime.checkpoint.dense import dense_arrays, read_dense, read_pieces
 from heterps_runtime.checkpoint.errors import DamagedError, FencedError
 from heterps_runtime.checkpoint.export import export_model
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
@@ -19,9 +20,9 @@ from heterps_runtime.checkpoint.manifest import (
     read_manifest,
 )
 from heterps_runtime.checkpoint.ownership import Ownership, take_over
-from heterps_runtime.checkpoint.restore import count_rows, iterate_rows, read_dense
+from heterps_runtime.checkpoint.restore import count_rows, iterate_rows
 from heterps_runtime.checkpoint.rows import RowPart, row_arrays
-from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, RowFile, StateFile, commit, dense_arrays
+from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, RowFile, StateFile, commit
 from heterps_runtime.storage import Storage, StorageError
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "new_folder",
     "read_dense",
     "read_manifest",
+    "read_pieces",
     "row_arrays",
     "take_over",
     "verify_file",

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heterps_runtime.checkpoint.dense import read_dense
 from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, differences
-from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
+from heterps_runtime.checkpoint.restore import iterate_rows
 from heterps_runtime.partition.splitmix import mix64
 from heterps_runtime.storage import Storage
 

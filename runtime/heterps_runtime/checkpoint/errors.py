@@ -6,6 +6,7 @@
     └── FencedError         another run has taken the checkpoints over
     UserError (heterps_runtime.errors)
     ├── ImportedModelError  the model of spec.model.initFrom cannot be used
+    ├── ShapeError          a parameter has another shape in the model than in the checkpoint
     └── NoCheckpointLeftError  every checkpoint is damaged
 
 After a `StorageError`, training continues and the last good checkpoint stays. After a `DamagedError`, an older
@@ -23,6 +24,7 @@ __all__ = [
     "ImportedModelError",
     "IncompleteError",
     "NoCheckpointLeftError",
+    "ShapeError",
 ]
 
 
@@ -56,3 +58,20 @@ class NoCheckpointLeftError(UserError):
 
 class ImportedModelError(UserError):
     """The model that a job should begin with is missing, or does not fit."""
+
+
+class ShapeError(UserError):
+    """A parameter has another shape in the model than in the checkpoint.
+
+    Attributes:
+        name: of the parameter, or of its state.
+        theirs: its shape in the checkpoint.
+        ours: its shape in the model.
+    """
+
+    def __init__(self, name: str, theirs: tuple[int, ...], ours: tuple[int, ...], folder: str) -> None:
+        super().__init__(
+            f"checkpoint.path: {name!r} has the shape {list(theirs)} in {folder}, but {list(ours)} in this model; "
+            "restore the model's code, or choose another checkpoint.path"
+        )
+        self.name, self.theirs, self.ours = name, theirs, ours

@@ -27,13 +27,14 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from heterps_runtime.checkpoint.dense import read_dense
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
 from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, TableRecord, check_checkpoint
 from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.publishing import DESCRIPTION, files_below, recover, replace_folder, upload
 from heterps_runtime.checkpoint.readme import receiver_readme
-from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows, read_dense
+from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows
 from heterps_runtime.storage import Storage, StorageError
 
 __all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "InitialRows", "export_model"]

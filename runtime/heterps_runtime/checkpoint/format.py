@@ -51,7 +51,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-_VERSION = 2  # of a state file; files without rows in several pieces are of version 1
+_VERSION = 3  # of a state file: 3 with pieces of parameters, 2 with rows in several pieces, 1 without either
 _CHUNK_BYTES = 8 << 20  # few system calls, yet small against a shard's memory
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 _MAX_AXES = 32  # of an array; some releases of NumPy allow more
@@ -149,7 +149,9 @@ def write_tensors(
     origin: Origin,
     role: str,
     index: int = 0,
+    version: int = 1,
     added: int | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> FileEntry:
     """Write `folder/name` with all arrays, name -> array of any shape; see `write_stream`.
 
@@ -160,7 +162,19 @@ def write_tensors(
     specs = specs_of(arrays)
     ordered = {name: specs[name] for name in wide_first(specs)}
     values = (arrays[name] for name in ordered)
-    return write_stream(storage, folder, name, ordered, values, origin=origin, role=role, index=index, added=added)
+    return write_stream(
+        storage,
+        folder,
+        name,
+        ordered,
+        values,
+        origin=origin,
+        role=role,
+        index=index,
+        version=version,
+        added=added,
+        metadata=metadata,
+    )
 
 
 def write_stream(
@@ -175,6 +189,7 @@ def write_stream(
     index: int = 0,
     version: int = 1,
     added: int | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> FileEntry:
     """Write `folder/name` with all arrays, completely or not at all.
 
@@ -192,12 +207,13 @@ def write_stream(
         index: the shard's or stage's index.
         version: of the layout, see `_VERSION`.
         added: see `FileEntry`.
+        metadata: for the header, besides version and commit.
 
     Raises:
         StorageError: the file cannot be written; nothing is left behind.
     """
-    metadata = {"version": str(version), "step": str(origin.step), "lineage": str(origin.lineage)}
-    header = _header(specs, metadata)
+    written = {"version": str(version), "step": str(origin.step), "lineage": str(origin.lineage)}
+    header = _header(specs, written | dict(metadata or {}))
     checksum, size = 0, 0
 
     def chunks() -> Iterator[memoryview]:
@@ -270,6 +286,10 @@ class TensorFile:
     """Reads arrays, or slices of them, from a safetensors file. A local file is memory-mapped.
 
     Arrays are read-only. Not thread-safe.
+
+    Attributes:
+        specs: of the arrays, by name.
+        metadata: of the header.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -283,7 +303,7 @@ class TensorFile:
         self._name = name
         self._stream = storage.open_file(name)
         try:
-            self.specs, self._metadata = self._read_header()
+            self.specs, self.metadata = self._read_header()
         except BaseException:
             self._stream.close()
             raise
@@ -303,8 +323,8 @@ class TensorFile:
             UnsupportedVersionError: it was written by a newer release.
         """
         try:
-            check_version(self._name, int(self._metadata["version"]), _VERSION)
-            return Origin(int(self._metadata["step"]), int(self._metadata["lineage"]))
+            check_version(self._name, int(self.metadata["version"]), _VERSION)
+            return Origin(int(self.metadata["step"]), int(self.metadata["lineage"]))
         except UnsupportedVersionError:
             raise
         except (KeyError, ValueError) as error:
@@ -330,6 +350,17 @@ class TensorFile:
         start = min(start, stop)
         raw = self._bytes_at(spec.start + start * spec.item_bytes, (stop - start) * spec.item_bytes)
         return raw.view(spec.dtype).reshape((stop - start, *spec.shape[1:]))
+
+    def read_flat(self, name: str, start: int, stop: int) -> Array:
+        """Read the elements `start:stop` of a flat array (stop - start,).
+
+        Raises:
+            DamagedError: the file is shorter.
+            StorageError: it cannot be read.
+        """
+        spec = self.specs[name]
+        size = spec.dtype.itemsize
+        return self._bytes_at(spec.start + start * size, (stop - start) * size).view(spec.dtype)
 
     def _bytes_at(self, offset: int, count: int) -> npt.NDArray[np.uint8]:
         with self._storage.reading(self._name):

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.errors import ImportedModelError
+from heterps_runtime.checkpoint.dense import dense_arrays, read_dense, read_pieces
+from heterps_runtime.checkpoint.errors import ImportedModelError, ShapeError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
 from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, find_latest
-from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows, read_dense
+from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows
 from heterps_runtime.checkpoint.rows import row_arrays
-from heterps_runtime.checkpoint.writer import dense_arrays
+from heterps_runtime.partition.pieces import Place
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.storage import Storage
 
@@ -158,7 +159,13 @@ class TableMap:
 
 
 def imported_values(
-    storage: Storage, manifest: CheckpointManifest, initial: Mapping[str, Array], *, role: str = "dense"
+    storage: Storage,
+    manifest: CheckpointManifest,
+    initial: Mapping[str, Array],
+    places: Mapping[str, Place] | None = None,
+    *,
+    role: str = "dense",
+    verified: set[str] | None = None,
 ) -> dict[str, Array]:
     """The imported values of parameters, with their state if it is imported, or of buffers.
 
@@ -166,20 +173,29 @@ def imported_values(
         storage: the storage of the job's checkpoints.
         manifest: of the imported values.
         initial: name -> initial value, with the state as in `read_dense`.
+        places: of the values in their parameters, by name of the parameter; None: these are whole.
         role: "dense" or "buffers".
+        verified: see `read_pieces`.
 
     Returns:
         name -> value, with the shape and type of the initial one, for those that the imported model has.
 
     Raises:
-        ImportedModelError: a value has another shape.
+        ImportedModelError: a parameter has another shape.
+        DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
-    found = {n: v for n, v in read_dense(storage, manifest, role=role).items() if n in initial}
-    for name, value in found.items():
-        if value.shape != initial[name].shape:
-            raise ImportedModelError(
-                f"model.initFrom.path: {name!r} has the shape {list(value.shape)} in {manifest.imported_from}, but "
-                f"{list(initial[name].shape)} in this model; give the layer another name to begin it anew"
-            )
-    return {name: value.astype(initial[name].dtype) for name, value in found.items()}
+    if places is None:
+        places = {name: Place.whole(value.shape) for name, value in initial.items() if "::" not in name}
+    try:
+        found = read_pieces(storage, manifest, places, role=role, verified=verified, partly=True)
+    except ShapeError as error:
+        raise ImportedModelError(
+            f"model.initFrom.path: {error.name!r} has the shape {list(error.theirs)} in {manifest.imported_from}, but "
+            f"{list(error.ours)} in this model; give the layer another name to begin it anew"
+        ) from error
+    return {
+        name: value.reshape(initial[name].shape).astype(initial[name].dtype)
+        for name, value in found.items()
+        if name in initial
+    }

@@ -1,12 +1,12 @@
-"""Reading a checkpoint, into any number of shards.
+"""Reading the rows of a checkpoint, into any number of shards.
 
 Row files are read in bounded pieces and filtered by key, so that a shard never holds more than one piece beyond its own
-rows. Dense tensors are small and read whole.
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from heterps_runtime.checkpoint.format import FileEntry, TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest
 from heterps_runtime.storage import Storage
 
-__all__ = ["RowBlock", "count_rows", "iterate_keys", "iterate_rows", "read_dense"]
+__all__ = ["RowBlock", "count_rows", "iterate_keys", "iterate_rows"]
 
 Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
@@ -109,39 +109,6 @@ def count_rows(storage: Storage, manifest: CheckpointManifest, entry: FileEntry)
     if entry.added is None or not total:
         return counts
     return {dim: count * entry.added // total for dim, count in counts.items()}
-
-
-def read_dense(
-    storage: Storage, manifest: CheckpointManifest, names: Collection[str] | None = None, *, role: str = "dense"
-) -> dict[str, Array]:
-    """Read dense parameters with their optimizer state, or buffers.
-
-    Args:
-        storage: the storage of the job's checkpoints.
-        manifest: the checkpoint.
-        names: parameters to read; None: all. The state of `NAME` is included as `NAME::exp_avg` and so on.
-        role: "dense" or "buffers".
-
-    Returns:
-        name -> writable copy of the array.
-
-    Raises:
-        DamagedError: a parameter is missing, or a file does not match the manifest.
-        StorageError: a file cannot be read.
-    """
-    found: dict[str, Array] = {}
-    for entry in manifest.files_of(role):
-        with TensorFile(storage, manifest.path_of(entry)) as file:
-            for stored in file.specs:
-                name = stored.removeprefix(f"{role}/")
-                if names is None or name.partition("::")[0] in names:
-                    if name in found:
-                        raise DamagedError(f"{name} is in more than one {role} file")
-                    found[name] = file.read(stored).copy()
-    absent = sorted(set(names or ()) - set(found))
-    if absent:
-        raise DamagedError(f"{manifest.folder} has no {role} state of {', '.join(absent)}")
-    return found
 
 
 def _key_blocks(

@@ -12,20 +12,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
+from heterps_runtime.checkpoint.dense import pieces_metadata
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_stream, write_tensors
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, write_manifest
 from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.retention import retain
 from heterps_runtime.checkpoint.rows import RowPart, row_stream
 from heterps_runtime.errors import TransientError
+from heterps_runtime.partition.pieces import Place
 from heterps_runtime.storage import Storage, StorageError
 
-__all__ = ["Barrier", "CheckpointWriter", "RowFile", "StateFile", "commit", "dense_arrays"]
+__all__ = ["Barrier", "CheckpointWriter", "RowFile", "StateFile", "commit"]
 
 Array = npt.NDArray[Any]
 
@@ -39,6 +41,7 @@ class StateFile:
     origin: Origin  # by the writer's own count, not by that of the order
     role: str  # "dense" | "buffers"
     index: int = 0
+    pieces: Mapping[str, Place] = field(default_factory=dict)  # of parameters that are not whole, by name
 
     def write(self, storage: Storage, folder: str) -> FileEntry:
         """Write it.
@@ -47,7 +50,15 @@ class StateFile:
             StorageError: it cannot be written.
         """
         return write_tensors(
-            storage, folder, self.name, self.arrays, origin=self.origin, role=self.role, index=self.index
+            storage,
+            folder,
+            self.name,
+            self.arrays,
+            origin=self.origin,
+            role=self.role,
+            index=self.index,
+            version=3 if self.pieces else 1,
+            metadata=pieces_metadata(self.pieces),
         )
 
 
@@ -82,11 +93,6 @@ class RowFile:
             version=version,
             added=self.added,
         )
-
-
-def dense_arrays(values: Mapping[str, Array], role: str = "dense") -> dict[str, Array]:
-    """Dense parameters (with state as `NAME::exp_avg`), or buffers, by their names in a file."""
-    return {f"{role}/{name}": value for name, value in values.items()}
 
 
 class CheckpointWriter:

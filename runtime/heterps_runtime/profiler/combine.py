@@ -46,6 +46,7 @@ class Measured:
     together: Whole | None  # of two workers; None: there is room for one only
     threads: int | None  # of a worker that computes on the CPU; None: it computes on an accelerator
     feed_seconds: float = 0.0  # the feed's thread, for a whole batch
+    all_reduces: bool = False  # workers have replicas of the dense parameters, and wait for no server to update them
 
 
 def combine(measured: Measured) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "computeFixedSeconds": own_fixed,
             "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,
             "serverSeconds": at_server,
+            "serverFixedSeconds": 0.0 if measured.all_reduces else waited * dense,
             "processorSeconds": used.at(batch),
             "processorFixedSeconds": used.fixed,
             "spread": layer.busy[batch].spread,

@@ -22,11 +22,12 @@ from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.wire.messages import DensePiece
 from heterps_runtime.worker.exchange.replica import Replica
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock
-from heterps_runtime.worker.tensors import array_of, arrays_of, tensor_of
+from heterps_runtime.worker.tensors import array_of, arrays_of, joined
 
 __all__ = ["Cut", "LayerProbe", "LayerSeconds"]
 
@@ -97,8 +98,10 @@ class LayerProbe:
             self._replicas = [Replica(values, {}, optimizer, device) for values in initial]
             for replica in self._replicas:
                 replica.version = 0  # in a job, set at the start of a generation
+        self._shapes = {n: tuple(t.shape) for values in initial for n, t in values.items()}
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
-        self._shard.define(model.layered.tables, dense, {})
+        pieces = {n: DensePiece(0, v.shape, v.reshape(-1)) for n, v in dense.items()}
+        self._shard.define(model.layered.tables, pieces, {})
         self._next = 0
         self.input_bytes = [0.0] * count  # per sample, set by the first step
 
@@ -229,7 +232,8 @@ class LayerProbe:
             return self._replicas[index].acquire(private=False)
         arrays = self._shard.dense.pull(stage.parameter_names)
         leaves = {
-            n: tensor_of(a, self._device).requires_grad_() for n, a in zip(stage.parameter_names, arrays, strict=True)
+            n: joined([a], self._shapes[n], self._device).requires_grad_()
+            for n, a in zip(stage.parameter_names, arrays, strict=True)
         }
         spent.dense += time.perf_counter() - began
         return leaves
@@ -296,7 +300,8 @@ class LayerProbe:
         step = self._shard.committed
         began = time.perf_counter()
         decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in encoded)
-        self._shard.push(step, "profile", Gradients(decoded, dense, {}))
+        flat = {name: gradient.reshape(-1) for name, gradient in dense.items()}
+        self._shard.push(step, "profile", Gradients(decoded, flat, {}))
         received = time.perf_counter()
         self._shard.commit_dense(step, size)
         applied = time.perf_counter()

@@ -95,7 +95,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     feed = _measure_feed(config, model, data, device, probe.largest)
-    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed)
+    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed, here.all_reduces)
     profile = combine(measured)
     if why_one:
         profile["warnings"].append(f"pool {pool}: {why_one}")

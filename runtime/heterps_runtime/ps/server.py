@@ -252,14 +252,14 @@ class ParameterServer(Member):
         self._cannot_restore(self._generation, folder, error)
 
     def _reset(self, folder: str | None) -> None:
-        """Start from a checkpoint, of which the files that this server reads are verified, or from scratch."""
+        """Start from a checkpoint, of which this server verifies files that it will read, or from scratch."""
         if folder is None:
             log(f"generation {self._generation}: starting empty")
             self._shard.reset(self._storage, None)
             return
         log(f"generation {self._generation}: restoring {folder}")
         manifest = read_manifest(self._storage, folder)
-        files = self._shard.files_to_read(manifest)
+        files = self._shard.files_to_verify(manifest)
         self._show_progress(f"verifying {folder}", sum(entry.bytes for entry in files))
         for entry in files:
             verify_file(self._storage, folder, entry, manifest.origin)

@@ -26,11 +26,13 @@ from heterps_runtime.checkpoint import (
     imported_values,
     iterate_rows,
     read_dense,
+    read_pieces,
 )
 from heterps_runtime.checkpoint.restore import RowBlock
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
 from heterps_runtime.partition.access import Ages, rules_of
+from heterps_runtime.partition.pieces import Place
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.copying import Copier
 from heterps_runtime.ps.increments import History, Saved, builds_on
@@ -45,6 +47,7 @@ from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
+from heterps_runtime.wire.messages import DensePiece
 
 __all__ = ["Gradients", "Shard"]
 
@@ -58,7 +61,7 @@ class Gradients:
     """A worker's gradients of a step, summed over its samples."""
 
     chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
-    dense: dict[str, Array]
+    dense: dict[str, Array]  # of the server's pieces of parameters (n,)
     statistics: dict[str, Array]  # changes, likewise
 
 
@@ -84,8 +87,10 @@ class Shard:
         self.stores: dict[int, RowStore] = {}  # by dimension
         self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
         self.statistics = StatisticsStore()
+        self._places: dict[str, Place] = {}  # of the pieces in `dense`
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
+        self._verified: set[str] = set()  # files of dense parameters in the checkpoint to restore
         self._num_servers = 1
         self._earlier_steps = 0
         self._history = History()
@@ -104,20 +109,23 @@ class Shard:
         self._num_servers, self._earlier_steps = num_servers, earlier_steps
 
     def reset(self, storage: Storage, manifest: CheckpointManifest | None) -> None:
-        """Drop all state and start from a checkpoint, or from scratch. `define` reads the rows."""
+        """Drop all state and start from a checkpoint, or from scratch. `define` reads the checkpoint."""
         self.cancel_copies("the server went back to an earlier checkpoint")
         self._history.forget()
         self.stores.clear()
         self.tables.clear()
         self.dense = DenseStore(self.dense.optimizer)
+        self._places.clear()
+        self._verified.clear()
         self.statistics = StatisticsStore()
         self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
 
-    def define(self, tables: Iterable[Table], dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
-        """Add tables, dense parameters and statistics; known ones keep their values.
+    def define(self, tables: Iterable[Table], dense: Mapping[str, DensePiece], statistics: Mapping[str, Array]) -> None:
+        """Add tables, pieces of dense parameters, and statistics; known ones keep their values.
 
         Raises:
+            UserError: a parameter has another shape in the checkpoint to restore.
             StorageError, DamagedError: the checkpoint to restore cannot be read.
         """
         new = {t.index: t for t in tables if t.index not in self.tables}
@@ -131,23 +139,29 @@ class Shard:
             if dim not in self.stores:
                 layout = dim, self._dtype, self._sparse_optimizer
                 self.stores[dim] = RowStore(*layout, self._config.seed, specs, self.spill)
-        unknown = {n: v for n, v in dense.items() if n not in self.dense.names}
+        unknown = {n: piece for n, piece in dense.items() if n not in self._places}
         missing = {n: v for n, v in statistics.items() if n not in self.statistics.names}
         if self._restore is not None:
             self._load(bool(new), unknown, missing)
         else:
-            for name, value in unknown.items():
-                self.dense.add(name, value)
+            for name, piece in unknown.items():
+                self.dense.add(name, piece.values)
             for name, value in missing.items():
                 self.statistics.add(name, value)
+        self._places.update({name: piece.place for name, piece in unknown.items()})
 
-    def files_to_read(self, manifest: CheckpointManifest) -> list[FileEntry]:
-        """The files of a checkpoint that `define` reads: of the rows, those that have some of this server's slots."""
+    def files_to_verify(self, manifest: CheckpointManifest) -> list[FileEntry]:
+        """The files of a checkpoint that `define` reads without a look at their checksums.
+
+        Of the rows, these are the files that have some of this server's slots. `define` compares the checksums of files
+        of dense parameters itself, as it depends on the pieces which of them it reads.
+        """
         number = _num_servers_of(manifest)
+        files = [entry for entry in manifest.files if entry.role != "dense"]
         if number is None:
-            return list(manifest.files)
+            return files
         needed = overlapping_servers(self._index, self._num_servers, number)
-        return [entry for entry in manifest.files if entry.role != "rows" or entry.index in needed]
+        return [entry for entry in files if entry.role != "rows" or entry.index in needed]
 
     @property
     def restores_from(self) -> str:
@@ -156,10 +170,14 @@ class Shard:
 
     @property
     def bytes_to_load(self) -> int:
-        """Bytes of the files that `define` reads."""
-        return sum(entry.bytes for entry in self.files_to_read(self._restore[1])) if self._restore else 0
+        """Bytes that `define` reads, about: those of dense parameters, this server's share of them, twice."""
+        if self._restore is None:
+            return 0
+        manifest = self._restore[1]
+        dense = sum(entry.bytes for entry in manifest.files_of("dense"))
+        return sum(entry.bytes for entry in self.files_to_verify(manifest)) + 2 * dense // self._num_servers
 
-    def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
+    def _load(self, with_rows: bool, dense: Mapping[str, DensePiece], statistics: Mapping[str, Array]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore
         if manifest.imported_from:
@@ -167,7 +185,7 @@ class Shard:
             return
         if with_rows:
             number = _num_servers_of(manifest)
-            files = [entry for entry in self.files_to_read(manifest) if entry.role == "rows"]
+            files = [entry for entry in self.files_to_verify(manifest) if entry.role == "rows"]
             self._reserve(storage, manifest, files)
             for entry in files:
                 own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
@@ -183,11 +201,10 @@ class Shard:
                 earlier = tuple(entry.earlier(folder, origin) for entry in files)
                 self._history.restored(Saved(folder, earlier, dict.fromkeys(self._parts, LOADED), self.num_rows))
         if dense:
-            snapshot = self.dense.snapshot()
-            snapshot.update(read_dense(storage, manifest, list(dense)))
-            snapshot = {n: v for n, v in snapshot.items() if n == "step" or not n.endswith("::step")}
-            snapshot["step"] = np.array(self._earlier_steps + self.committed, np.int64)
-            self.dense.load(snapshot)
+            places = {name: piece.place for name, piece in dense.items()}
+            found = read_pieces(storage, manifest, places, verified=self._verified)
+            step = np.array(self._earlier_steps + self.committed, np.int64)
+            self.dense.load({**self.dense.snapshot(), **found, "step": step})
         if statistics:
             for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
                 self.statistics.add(name, value)
@@ -213,7 +230,7 @@ class Shard:
         storage: Storage,
         manifest: CheckpointManifest,
         with_rows: bool,
-        dense: Mapping[str, Array],
+        dense: Mapping[str, DensePiece],
         statistics: Mapping[str, Array],
     ) -> None:
         """Load another model, by the names of its tables, parameters and statistics."""
@@ -224,12 +241,14 @@ class Shard:
                     self._load_block(kind, mapped(block))
             for store in self.stores.values():
                 store.forget_admitted()
-        for name, value in dense.items():
-            self.dense.add(name, value)
+        for name, piece in dense.items():
+            self.dense.add(name, piece.values)
         if dense:
             all_values = self.dense.snapshot()
             initial = {n: v for n, v in all_values.items() if n.partition("::")[0] in dense}
-            self.dense.load(all_values | imported_values(storage, manifest, initial))
+            places = {name: piece.place for name, piece in dense.items()}
+            imported = imported_values(storage, manifest, initial, places, verified=self._verified)
+            self.dense.load(all_values | imported)
         values = imported_values(storage, manifest, statistics, role="buffers")
         for name, value in statistics.items():
             self.statistics.add(name, values.get(name, value))
@@ -265,7 +284,7 @@ class Shard:
                 self.stores[dim].read_ahead(of_dim)
 
     def pull_dense(self, names: Collection[str]) -> dict[str, Array]:
-        """Dense parameters and statistics by name."""
+        """This server's pieces of dense parameters (n,), and statistics, by name."""
         statistics = [n for n in names if n in self.statistics.names]
         dense = [n for n in names if n not in statistics]
         values = [*self.dense.pull(dense), *self.statistics.pull(statistics)]
@@ -345,11 +364,19 @@ class Shard:
     def _dense_files(self, origin: Origin) -> list[StateFile]:
         """Copies of dense parameters and statistics, as files of a checkpoint."""
         dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
+        pieces = {}
+        for name, value in dense.items():
+            parameter = name.partition("::")[0]
+            place = self._places[parameter]
+            if place.is_whole:
+                dense[name] = value.reshape(place.shape)
+            else:
+                pieces[parameter] = place
         files = []
-        for role, values in (("dense", dense), ("buffers", self.statistics.snapshot())):
+        for role, values, cut in (("dense", dense, pieces), ("buffers", self.statistics.snapshot(), {})):
             if values:
                 name = f"{role}-ps-{self._index}.safetensors"
-                files.append(StateFile(name, dense_arrays(values, role), origin, role, self._index))
+                files.append(StateFile(name, dense_arrays(values, role), origin, role, self._index, cut))
         return files
 
     def copy_rows(self) -> bool:

@@ -1,6 +1,7 @@
-"""Dense parameters on parameter servers: whole named tensors, updated like torch.optim.
+"""Dense parameters on parameter servers: named arrays, updated like torch.optim.
 
-The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation. A plan with dense parameters on servers
+The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation. It treats each element by itself, so
+that an array may be a piece of a parameter, too (`partition.pieces`). A plan with dense parameters on servers
 therefore trains the same model as a plan with replicas on workers. State is named as in an optimizer's state_dict,
 `<parameter>::exp_avg` and so on; `step` is the number of the last step.
 """

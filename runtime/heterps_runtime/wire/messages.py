@@ -9,6 +9,7 @@ Messages to and from the coordinator do not name their sender, because the conne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, get_args
 
@@ -17,6 +18,7 @@ import numpy as np
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.contract import PlanDocument, Role
 from heterps_runtime.partition.allocation import Allocation
+from heterps_runtime.partition.pieces import Place
 from heterps_runtime.partition.tables import Table
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -72,6 +74,24 @@ class Chunk:
     dim: int
     keys: Array  # (U,) int64
     gradients: Array  # (U, dim), in the precision of messages
+
+
+@dataclass(frozen=True, slots=True)
+class DensePiece:
+    """A server's piece of a dense parameter, with initial values."""
+
+    start: int  # of its elements in the flat parameter
+    shape: tuple[int, ...]  # of the parameter
+    values: Array  # (n,)
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 1 or min(self.start, *self.shape, 0) < 0 or self.place.stop > math.prod(self.shape):
+            raise ValueError(f"{list(self.values.shape)} values from {self.start} on, of {list(self.shape)}")
+
+    @property
+    def place(self) -> Place:
+        """Where it lies in its parameter."""
+        return Place(self.start, self.start + self.values.size, self.shape)
 
 
 # --- members to the coordinator ---------------------------------------------------------------------------------------
@@ -268,12 +288,12 @@ class Rejoin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Define(Message):
-    """Tables, and initial dense parameters and statistics; a server that knows them keeps its values."""
+    """Tables, a server's pieces of dense parameters, and statistics; a server that knows them keeps its values."""
 
     op: ClassVar[str] = "define"
     generation: int
     tables: tuple[Table, ...]
-    dense: dict[str, Array]
+    dense: dict[str, DensePiece]
     statistics: dict[str, Array]  # buffers that training changes
 
 
@@ -321,7 +341,7 @@ class Dense(Message):
 
     op: ClassVar[str] = "dense"
     request: int
-    values: dict[str, Array]
+    values: dict[str, Array]  # the server's pieces of parameters (n,), and statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +353,7 @@ class Push(Message):
     step: int
     worker: str  # name; servers add pushes in the order of names
     chunks: tuple[Chunk, ...]
-    dense: dict[str, Array]
+    dense: dict[str, Array]  # gradients (n,) of the server's pieces of parameters
     statistics: dict[str, Array]  # changes, each times the samples of its micro-batch
 
 

@@ -25,9 +25,9 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, SupersededError
 from heterps_runtime.partition.batches import Batches
+from heterps_runtime.partition.pieces import divide
 from heterps_runtime.processes.process import Wakeup
 from heterps_runtime.processes.work import WorkCounter
-from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.exchange.collectives import Collectives
@@ -192,6 +192,7 @@ class GenerationSetup:
 
     def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
         """Connect to the servers. The first worker of a stage sends them tables and initial values."""
+        model = self._workload.model
         servers = ServerClient(
             self._context,
             self._security,
@@ -200,14 +201,14 @@ class GenerationSetup:
             announced.servers,
             np.dtype(self._config.dtype_name),
             self._config.wire_precision,
-            dense_assignment(self._workload.model.dense_sizes(), len(announced.servers)),
+            divide(model.dense_sizes(), len(announced.servers), whole=model.statistics_names),
         )
         if rank == 0:
             dense, statistics = {}, {}
             if not self._holds_dense:
                 dense = arrays_of(stage.module.initial_parameters())
                 statistics = arrays_of(stage.module.initial_statistics())
-            servers.define(self._workload.model.layered.tables, dense, statistics)
+            servers.define(model.layered.tables, dense, statistics)
             try:
                 self._wait_for_definition(servers)
             except Exception:

@@ -110,6 +110,11 @@ class UserModel:
         sizes = {n: p.numel() for n, p in self.layered.module.named_parameters() if n in names}
         return sizes | {n: t.numel() for n, t in self._whole.initial_statistics().items()}
 
+    @property
+    def statistics_names(self) -> tuple[str, ...]:
+        """Names of the buffers of the whole model that training may change."""
+        return self._whole.statistics_names
+
     def state_names(self) -> dict[str, str]:
         """Name in the module's `state_dict()` -> name in checkpoints.
 

@@ -7,13 +7,13 @@ memory for the next copy, and knows when a copy has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["array_of", "arrays_of", "host_tensor", "moved", "tensor_of"]
+__all__ = ["array_of", "arrays_of", "host_tensor", "joined", "moved", "tensor_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -73,3 +73,9 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def tensor_of(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
     """A tensor on a device from a copy of a received array; see `host_tensor`."""
     return moved(host_tensor(array, device, bfloat16=bfloat16), device)
+
+
+def joined(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """A tensor on a device from a copy of the received pieces of its flat values, in their order."""
+    values = pieces[0].copy() if len(pieces) == 1 else np.concatenate(pieces)
+    return moved(torch.from_numpy(values.reshape(shape)), device)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from heterps_runtime import storage
+from heterps_runtime.checkpoint.dense import _pieces_of
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
@@ -22,7 +23,8 @@ from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.doubles import replaced
 
-_FIXTURES, _INCREMENTS = (Path(__file__).parents[2] / "fixtures" / name / "checkpoints" for name in ("v1", "v2"))
+_ALL = [Path(__file__).parents[2] / "fixtures" / name / "checkpoints" for name in ("v1", "v2", "v3")]
+_FIXTURES = _ALL[0]
 _ERRORS = (CheckpointError, StorageError, UnsupportedVersionError)
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -80,6 +82,7 @@ def _read_arrays(file: TensorFile) -> None:
             file.read(name)
             file.read(name, 1, 2)
     str(file.origin)
+    _pieces_of(file, "file")
 
 
 def _read_owner(data: bytes) -> None:
@@ -109,13 +112,13 @@ def _open_storage(data: bytes) -> None:
 
 
 def _files() -> Iterator[bytes]:
-    for folder in (_FIXTURES, _INCREMENTS):
+    for folder in _ALL:
         for file in sorted(folder.glob("step-*/*.safetensors")):
             yield file.read_bytes()
 
 
 def _manifests() -> Iterator[bytes]:
-    for folder in (_FIXTURES, _INCREMENTS):
+    for folder in _ALL:
         for file in sorted(folder.glob("step-*/manifest.json")):
             yield file.read_bytes()
 

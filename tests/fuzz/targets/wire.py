@@ -17,7 +17,7 @@ from heterps_runtime.errors import ProtocolError, UserError
 from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.link import Credentials, read_identity
-from heterps_runtime.wire.messages import MESSAGES, Array
+from heterps_runtime.wire.messages import MESSAGES, Array, DensePiece
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Peers, Stamp
 from tests.fuzz.mutation import SEPARATOR
@@ -76,6 +76,8 @@ def _example(hint: Any) -> Any:
         return _example(arguments[0])
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return next(iter(hint))
+    if hint is DensePiece:  # its values must fit together
+        return DensePiece(1, (2, 2), np.ones(3, np.float32))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return hint(*(_example(hints[field.name]) for field in dataclasses.fields(hint)))

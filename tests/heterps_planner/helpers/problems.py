@@ -114,7 +114,11 @@ def with_waits(rng: np.random.Generator, problem: Problem) -> Problem:
         pools = {}
         for name, times in layer.pools.items():
             undivided = (times.compute_seconds - times.compute_fixed_seconds) * (1 - times.parallel_fraction)
-            pools[name] = replace(times, server_seconds=undivided * float(rng.choice([0.0, 0.3, 0.9, 1.0])))
+            pools[name] = replace(
+                times,
+                server_seconds=undivided * float(rng.choice([0.0, 0.3, 0.9, 1.0])),
+                server_fixed_seconds=times.compute_fixed_seconds * float(rng.choice([0.0, 0.5, 1.0])),
+            )
         layers.append(replace(layer, pools=pools))
     servers = ParameterServer("pool0", cores_per_sample_per_second=float(10 ** rng.uniform(-4, -1.5)))
     return replace(problem, layers=tuple(layers), parameter_server=servers)

@@ -81,6 +81,7 @@ def everything(server: int = 0) -> dict[str, Any]:
                 "transferProcessorSeconds": 0.05,
                 "transferProcessorFixedSeconds": 0.01,
                 "serverSeconds": 0.01,
+                "serverFixedSeconds": 0.001,
                 "spread": 0.02,
                 "derived": "no",
                 "source": "a test",

@@ -54,6 +54,25 @@ def test_one_more_server_may_cost_less_than_more_workers() -> None:
     assert best == (3, 4), "one server would sustain it, but waiting 9 of the 11 ms per batch takes 18 workers"
 
 
+def test_servers_share_the_wait_for_dense_parameters_which_no_batch_makes_longer() -> None:
+    """Each micro-batch of a pipeline counts the fixed part of its layers once more."""
+    dense = LayerTimes(0.029, 20 / 21, compute_fixed_seconds=0.008, server_fixed_seconds=0.006)
+    for batch, micro_batches in ((100, 1), (400, 4)):
+        problem = replace(
+            PROBLEM,
+            layers=(Layer("mlp", {"cpu": dense}),),
+            global_batch_size=batch,
+            micro_batches=micro_batches,
+            parameter_server=ParameterServer("cpu", 2e-4, units=3),
+        )
+        one = build_segments(problem).stage_time(0, 0, 0, 4)
+        assert one == pytest.approx((0.002 + 0.006 / 3) / batch + (0.001 + 0.020 / 4) / 100)
+        two = build_segments(replace(problem, layers=problem.layers * 2))
+        pieces = micro_batches * (0.002 + 0.006 / 3) / batch + (0.001 + 0.020 / 4) / 100
+        assert two.stage_time(0, 0, 0, 4) == pytest.approx(pieces)
+        assert two.stage_time(0, 1, 0, 4) == pytest.approx(2 * one), "a plan of one stage has no micro-batches"
+
+
 def test_a_fixed_number_of_servers_is_kept_and_limits_the_throughput() -> None:
     two = replace(PROBLEM, parameter_server=ParameterServer("cpu", 2e-4, units=2), min_samples_per_second=9_000)
     found = plan_of(plan(two))

@@ -24,6 +24,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.partition.access import rules_of
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.wire.messages import DensePiece
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.jobs import configuration
 from tests.heterps_runtime.helpers.store_reference import all_rows
@@ -58,7 +59,7 @@ class Server:
     def restore(self, manifest: CheckpointManifest | None) -> None:
         self.shard.begin_generation(self.servers)
         self.shard.reset(self.storage, manifest)
-        self.shard.define(TABLES, {"weight": np.zeros(4)}, {})
+        self.shard.define(TABLES, {"weight": DensePiece(0, (4,), np.zeros(4))}, {})
         self.newest = manifest
 
     def train(self, small: Any, large: Any = ()) -> None:

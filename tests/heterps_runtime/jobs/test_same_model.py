@@ -16,6 +16,7 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.intake import build_model, trace_model
+from heterps_runtime.partition import pieces
 from tests.heterps_runtime.helpers.jobs import Stage, configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.plain_torch import Losing, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
@@ -33,6 +34,12 @@ SPARSE = [{"name": n, "learningRate": "0.1"} for n in ("sgd", "adagrad", "rowwis
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("same-model")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several servers cut the parameters of these small models, too."""
+    monkeypatch.setattr(pieces, "SMALLEST_PIECE", 8)
 
 
 def _draw(number: int, folder: Path) -> tuple[dict[str, Any], list[Stage], int]:

@@ -19,6 +19,7 @@ from heterps_runtime.profiler.rehearsal import _rehearsed
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.wire.messages import DensePiece
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock
@@ -58,7 +59,9 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     probe._next = 0  # the same batch again
     shard = Shard(config, 0)
     whole = model.layered.stage(0, len(model.layered.layers) - 1)
-    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()}, {})
+    initial = {n: t.numpy() for n, t in whole.initial_parameters().items()}
+    pieces = {n: DensePiece(0, value.shape, value.reshape(-1)) for n, value in initial.items()}
+    shard.define(model.layered.tables, pieces, {})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
     block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys(), CPU, 1)
     keys = {dim: known.keys for dim, known in block.keys.items()}
@@ -67,7 +70,7 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     whole.bind(leaves)
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
     block.backward(0)
-    gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
+    gradients = {n: leaf.grad.numpy().reshape(-1) for n, leaf in leaves.items() if leaf.grad is not None}
     shard.push(0, "all", Gradients(tuple((dim, known.keys, g) for dim, known, g in block.gradients()), gradients, {}))
     shard.commit_dense(0, probe.largest)
     shard.commit_rows(0, probe.largest)

@@ -164,8 +164,13 @@ def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() 
     assert table["computeFixedSeconds"] == pytest.approx(0.0)
     assert table["computeSeconds"] == pytest.approx(own + 0.004)
     assert table["parallelFraction"] == pytest.approx(own / (own + 0.004))
-    assert linear["computeFixedSeconds"] == pytest.approx(0.003)
+    assert linear["computeFixedSeconds"] == linear["serverFixedSeconds"] == pytest.approx(0.003)
     assert linear["parallelFraction"] == pytest.approx(1.0)
+    assert table["serverFixedSeconds"] == 0
+    measured = Measured(BATCH, layers, _whole(1, busy + 0.010, busy), None, None, all_reduces=True)
+    linear = combine(measured)["layers"][1]
+    assert linear["computeFixedSeconds"] == pytest.approx(0.003)
+    assert linear["serverFixedSeconds"] == 0, "replicas are updated by the worker itself"
 
 
 def test_work_of_the_servers_that_nobody_waits_for_is_not_charged() -> None:

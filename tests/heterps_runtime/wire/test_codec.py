@@ -21,7 +21,18 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire import codec
 from heterps_runtime.wire.codec import decode, encode, read_stamp
-from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message, Probe, Shutdown
+from heterps_runtime.wire.messages import (
+    MESSAGES,
+    Array,
+    Backward,
+    Define,
+    Dense,
+    DensePiece,
+    Done,
+    Message,
+    Probe,
+    Shutdown,
+)
 from heterps_runtime.wire.sequence import Stamp
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +42,7 @@ SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 ARRAYS = st_numpy.arrays(st.sampled_from(DTYPES), SHAPES)
 STAMP = Stamp(3, 7)
 ALLOCATIONS = st.builds(Allocation, st.integers(0), st.just(((3, 5), (8,), (1, 0, 7))))
+PIECES = st.builds(DensePiece, st.integers(0, 8), st.just((4, 5)), st_numpy.arrays(np.float32, st.integers(0, 12)))
 
 # --- values of the declared types -------------------------------------------------------------------------------------
 
@@ -42,6 +54,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return ARRAYS
     if hint is Allocation:
         return ALLOCATIONS
+    if hint is DensePiece:
+        return PIECES
     if hint is int:
         return st.integers(-(2**62), 2**62)
     if origin is tuple:
@@ -140,6 +154,8 @@ def sample(hint: Any) -> Any:
         return sample(arguments[0])
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return next(iter(hint))
+    if hint is DensePiece:  # its values must fit together
+        return DensePiece(1, (4,), np.arange(3.0))
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         assert isinstance(hint, type)
@@ -323,3 +339,12 @@ def test_a_header_that_no_receiver_would_take_is_not_sent(monkeypatch: pytest.Mo
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 40)
     with pytest.raises(ValueError, match=r"the header of a shutdown has [0-9]+ bytes, more than 40"):
         encode(Shutdown("x" * 40), STAMP)
+
+
+@pytest.mark.parametrize(("start", "shape", "size"), [(-1, [4], 3), (2, [4], 3), (0, [-1, -4], 3), (0, [], 2)])
+def test_a_piece_beyond_its_parameter_is_refused(start: int, shape: list[int], size: int) -> None:
+    frames = encode(Define(1, (), {"w": DensePiece(0, (size,), np.zeros(size))}, {}), STAMP)
+    header = json.loads(frames[1])
+    header["dense"]["w"] |= {"start": start, "shape": shape}
+    with pytest.raises(ProtocolError, match=r"define\.dense\[.w.\] is invalid: "):
+        decode(sealed([json.dumps(header).encode(), *map(bytes, frames[2:])]))

@@ -13,7 +13,14 @@ from heterps_planner.model.segments import build_segments
 __all__ = ["calibrate", "divide_workers"]
 
 _WIDEST = 50.0  # a profile further off than this says that the measurement is wrong
-_TIMES = ("computeSeconds", "computeFixedSeconds", "serverSeconds", "transferSeconds", "transferFixedSeconds")
+_TIMES = (
+    "computeSeconds",
+    "computeFixedSeconds",
+    "serverSeconds",
+    "serverFixedSeconds",
+    "transferSeconds",
+    "transferFixedSeconds",
+)
 _STAGE_TIMES = ("stageSeconds", "stageFixedSeconds", "stageSerialSeconds")
 
 

@@ -6,7 +6,7 @@ are known, and its response is an event.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import Piece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
@@ -24,6 +25,7 @@ from heterps_runtime.wire.messages import (
     Define,
     Defined,
     Dense,
+    DensePiece,
     FromServer,
     Pull,
     PullDense,
@@ -50,10 +52,10 @@ class RowsArrived:
 
 @dataclass(frozen=True)
 class DenseArrived:
-    """All dense parameters and statistics of a pull."""
+    """All dense parameters and statistics of a pull, each in the pieces that servers hold, in the order of elements."""
 
     request: int
-    values: dict[str, Array]
+    values: dict[str, list[Array]]
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,20 @@ class _Pull:
     waiting: set[int] = field(default_factory=set)
     keys: dict[int, ServerKeys] = field(default_factory=dict)
     rows: dict[int, Array] = field(default_factory=dict)
-    dense: dict[str, Array] = field(default_factory=dict)
+    dense: dict[str, dict[int, Array]] = field(default_factory=dict)  # name -> server -> piece
 
 
 class ServerClient:
     """A worker's connections to all parameter servers, for one generation.
+
+    Args:
+        context, security: of the connections.
+        name: of the worker.
+        generation: that messages belong to.
+        addresses: of the servers.
+        dtype: of rows.
+        wire: precision of rows in messages.
+        pieces: of the model's dense parameters and statistics (`partition.pieces`).
 
     Attributes:
         pollables: sockets to poll for answers and for the end of a connection.
@@ -94,7 +105,7 @@ class ServerClient:
         addresses: Sequence[str],
         dtype: np.dtype[Any],
         wire: Precision,
-        assignment: Mapping[str, int],
+        pieces: Mapping[str, Sequence[Piece]],
     ) -> None:
         self._connections = Connections(context, addresses, f"{name}/{generation}", security, generation)
         self.pollables = self._connections.pollables
@@ -105,7 +116,11 @@ class ServerClient:
         self._generation = generation
         self._dtype = dtype
         self._wire = wire
-        self._assignment = assignment
+        self._pieces = pieces
+        self._held: list[dict[str, Piece]] = [{} for _ in addresses]  # by server
+        for parameter, parts in pieces.items():
+            for piece in parts:
+                self._held[piece.server][parameter] = piece
         self._pulls: dict[int, _Pull] = {}
         self._pushes: dict[int, set[int]] = {}  # step -> servers without acknowledgement
         self._defining: set[int] = set()
@@ -129,7 +144,8 @@ class ServerClient:
         """Send tables and initial values to the servers, which keep values that they already have."""
         self._defining = set(range(self.count))
         for i in range(self.count):
-            self._send(i, Define(self._generation, tables, self._part(dense, i), self._part(statistics, i)))
+            held = {n: DensePiece(piece.start, dense[n].shape, values) for n, piece, values in self._cut(dense, i)}
+            self._send(i, Define(self._generation, tables, held, self._whole(statistics, i)))
 
     def pull_rows(self, keys: Mapping[int, ServerKeys], min_version: int) -> int:
         """Request rows: dim -> unique keys. The response is a `RowsArrived` with the returned number."""
@@ -146,7 +162,7 @@ class ServerClient:
         """Request dense parameters and statistics. The response is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
         for i in range(self.count):
-            mine = tuple(n for n in names if self._assignment[n] == i)
+            mine = tuple(n for n in names if n in self._held[i])
             if mine:
                 pull.waiting.add(i)
                 self._send(i, PullDense(self._generation, request, min_version, mine))
@@ -175,8 +191,9 @@ class ServerClient:
                 part.append(Chunk(dim, keys.keys[mine], encoded[mine]))
         self._pushes[step] = set(range(self.count))
         for i, part in enumerate(parts):
-            values = self._part(dense, i), self._part(statistics, i)
-            self._send(i, Push(self._generation, step, self._name, tuple(part), *values))
+            gradients_of_pieces = {n: values for n, _, values in self._cut(dense, i)}
+            changes = self._whole(statistics, i)
+            self._send(i, Push(self._generation, step, self._name, tuple(part), gradients_of_pieces, changes))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +234,8 @@ class ServerClient:
                 if isinstance(answer, Rows):
                     self._take_rows(server, pull, answer.rows)
                 else:
-                    pull.dense.update(answer.values)
+                    for name, values in answer.values.items():
+                        pull.dense.setdefault(name, {})[server] = values
                 return None if pull.waiting else self._finish(answer.request, pull)
 
     def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
@@ -235,7 +253,8 @@ class ServerClient:
     def _finish(self, request: int, pull: _Pull) -> RowsArrived | DenseArrived:
         del self._pulls[request]
         if pull.dense_only:
-            return DenseArrived(request, pull.dense)
+            values = {n: [found[p.server] for p in self._pieces[n]] for n, found in pull.dense.items()}
+            return DenseArrived(request, values)
         return RowsArrived(request, pull.rows)
 
     def _begin(self, *, dense: bool) -> tuple[int, _Pull]:
@@ -243,9 +262,16 @@ class ServerClient:
         pull = self._pulls[self._next] = _Pull(dense)
         return self._next, pull
 
-    def _part(self, values: Mapping[str, Array], server: int) -> dict[str, Array]:
-        """The values that a server holds."""
-        return {n: v for n, v in values.items() if self._assignment[n] == server}
+    def _cut(self, values: Mapping[str, Array], server: int) -> Iterator[tuple[str, Piece, Array]]:
+        """Yield the name, place and values (n,) of each piece that a server holds, without copying them."""
+        held = self._held[server]
+        for name, value in values.items():
+            if (piece := held.get(name)) is not None:
+                yield name, piece, value.reshape(-1)[piece.start : piece.stop]
+
+    def _whole(self, values: Mapping[str, Array], server: int) -> dict[str, Array]:
+        """The values that a server holds of those that are not cut."""
+        return {n: v for n, v in values.items() if n in self._held[server]}
 
     def _send(self, server: int, request: ToServer) -> None:
         self._connections.send_to(server, request)

@@ -39,8 +39,8 @@ class Inputs:
         elif self._context.replication is None:
             run.dense_request = self._context.servers.pull_dense(self._names, run.dense_version)
 
-            def take(values: dict[str, Array]) -> None:
-                tensors = self._stage.take_tensors(values)
+            def take(pieces: dict[str, list[Array]]) -> None:
+                tensors = self._stage.take_dense(pieces)
                 run.statistics = {n: tensors.pop(n) for n in self._stage.module.statistics_names}
                 run.leaves = {n: t.requires_grad_(run.training) for n, t in tensors.items()}
 

@@ -15,7 +15,7 @@ from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.operations import Operations
 from heterps_runtime.worker.steps.runs import LABEL, Clock, StepRun, Work, largest_of
-from heterps_runtime.worker.tensors import arrays_of, host_tensor, moved, tensor_of
+from heterps_runtime.worker.tensors import arrays_of, host_tensor, joined, moved, tensor_of
 
 __all__ = ["Stage"]
 
@@ -49,6 +49,8 @@ class Stage:
         self._loss_sum = loss_sum
         self._clock = clock
         self._unique = UniqueKeys()
+        initial = {**module.initial_parameters(), **module.initial_statistics()}
+        self._shapes = {name: tuple(value.shape) for name, value in initial.items()}
         self._bound: StepRun | None = None  # its parameters are those of the module
 
     @property
@@ -65,6 +67,10 @@ class Stage:
     def take_tensors(self, arrays: Mapping[str, Array], bfloat16: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """Received arrays as tensors on this device; `bfloat16`: names of those that are bit patterns."""
         return {name: tensor_of(array, self.device, bfloat16=name in bfloat16) for name, array in arrays.items()}
+
+    def take_dense(self, pieces: Mapping[str, Sequence[Array]]) -> dict[str, torch.Tensor]:
+        """Received pieces of dense parameters, and statistics, as tensors on this device."""
+        return {name: joined(parts, self._shapes[name], self.device) for name, parts in pieces.items()}
 
     def receive(
         self, arrays: Mapping[str, Array], bfloat16: Collection[str], num_servers: int
