@@ -50,7 +50,7 @@ from tests.counting import NUMBERS, counting_columns, counting_spec
 from tests.heterps_runtime.helpers.forking import MemberProcess
 
 TOKEN = "a token of the tests"
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 240
 CARD = "cuda" if torch.cuda.is_available() else "cpu"  # torchDevice of pool `card`: real where there is one
 PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
@@ -266,7 +266,6 @@ class ThreadedJob:
         self.config = RunConfig.from_json(document)
         self._threads: list[threading.Thread] = []
         self._processes: list[MemberProcess] = []
-        self._server: CoordinatorServer | None = None
         self.failures: list[str] = []
         self._loop_failure: BaseException | None = None
         ready = Path(document["workDirectory"]) / "coordinator.json"
