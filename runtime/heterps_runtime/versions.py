@@ -70,6 +70,4 @@ def _fits(value: Any, declared: Any) -> bool:
     return isinstance(value, list if kind is tuple else kind)
 
 
-@functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)

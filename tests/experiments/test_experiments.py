@@ -29,6 +29,8 @@ from heterps_planner.policy import learning
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.network import initial_parameters
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -64,7 +64,6 @@ class StatusView:
     plan_method: str = ""
     plan_reason: str = ""
     plan_summary: str = ""
-    plan_config_map: str = ""
     cost_per_hour: Decimal | None = None
     predicted_samples_per_second: float | None = None
     stages: tuple[StageView, ...] = ()
@@ -115,7 +114,6 @@ class StatusView:
             plan_method=str(plan.get("method") or ""),
             plan_reason=str(plan.get("reason") or ""),
             plan_summary=str(plan.get("summary") or ""),
-            plan_config_map=str(plan.get("configMapName") or ""),
             cost_per_hour=_decimal(plan.get("costPerHour")),
             predicted_samples_per_second=_number(plan.get("predictedSamplesPerSecond")),
             stages=tuple(_stage(stage) for stage in plan.get("stages") or ()),
@@ -166,7 +164,6 @@ class JobView:
     namespace: str
     uid: str
     generation: int  # of the spec
-    resource_version: str
     created: datetime | None
     deleting: bool
     suspended: bool  # runPolicy.suspend
@@ -182,7 +179,6 @@ class JobView:
             namespace=str(metadata.get("namespace") or ""),
             uid=str(metadata.get("uid") or ""),
             generation=int(metadata.get("generation") or 0),
-            resource_version=str(metadata.get("resourceVersion") or ""),
             created=read_time(metadata.get("creationTimestamp")),
             deleting="deletionTimestamp" in metadata,
             suspended=bool((spec.get("runPolicy") or {}).get("suspend")),

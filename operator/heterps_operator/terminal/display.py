@@ -76,7 +76,6 @@ class LiveDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._losses = _Losses()
         self._events: list[Event] = []
-        self._phase = ""
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -104,7 +103,20 @@ class LiveDisplay:
         self._console.print(message, markup=False, highlight=False)
 
 
-class PlainDisplay:
+class _Lines:
+    """A display that leaves the terminal as it is."""
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to undo."""
+
+
+class PlainDisplay(_Lines):
     """Prints a line per event, and progress every few seconds, for pipes and logs.
 
     Args:
@@ -118,15 +130,6 @@ class PlainDisplay:
         self._phase = ""
         self._last_progress = float("-inf")
         self._known: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        """Nothing to prepare."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to undo."""
 
     def on_turn(self, turn: Turn) -> None:
         """Print new events and progress."""
@@ -158,17 +161,8 @@ class PlainDisplay:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-class QuietDisplay:
+class QuietDisplay(_Lines):
     """Shows nothing; the report and the exit code tell the outcome."""
-
-    def __enter__(self) -> Self:
-        """Nothing to prepare."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to undo."""
 
     def on_turn(self, turn: Turn) -> None:
         """Show nothing."""

@@ -36,7 +36,6 @@ __all__ = [
     "pods_for_throughput",
     "price_per_hour",
     "stage_seconds_per_sample",
-    "stage_throughput",
     "stage_work",
     "training_hours",
     "transfer_work",
@@ -146,14 +145,6 @@ def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem, *, pipel
 def stage_seconds_per_sample(compute: Work, transfer: Work, units: float) -> float:
     """Equation (3) of [HeterPS]: ET = max(CT, DT), computing and transfer overlapping completely (see erratum 11)."""
     return max(compute.on(units), transfer.on(units))
-
-
-def stage_throughput(seconds_per_sample: float) -> float:
-    """Equation (4) of [HeterPS] in samples per second; per sample, so 1 / ET (erratum 1).
-
-    Equation (5), the throughput of a plan, is the minimum of this over its stages (erratum 6: stages, not layers).
-    """
-    return 1 / seconds_per_sample
 
 
 def training_hours(samples: float, throughput: float) -> float:

@@ -235,7 +235,7 @@ class Infeasible:
 
 
 def choice_of(segments: Segments, stages: list[Stage], pods: list[int], server_pods: int) -> Choice:
-    """Compute throughput and price of stages with given pods (equations (5) and (7) of [HeterPS])."""
+    """Compute throughput and price of stages with given pods (equations (4), (5) and (7) of [HeterPS])."""
     segments = segments.for_servers(server_pods)
     slowest = max(segments.stage_time(*stage, n) for stage, n in zip(stages, pods, strict=True))
     throughput = min(1 / slowest, segments.server_throughput(server_pods))

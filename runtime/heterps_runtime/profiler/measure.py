@@ -15,7 +15,7 @@ import zmq
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PROFILE_VERSION
 from heterps_runtime.cores import usable_cores
-from heterps_runtime.intake import LossSum, resolve_loss
+from heterps_runtime.intake import resolve_loss
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
@@ -92,7 +92,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
             f"{whole.busy.seconds * 1e3:.2f} ms"
         )
     probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
-    facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
+    facts, remeasured = _measure_layers(config, model, probe, device, say)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     feed = _measure_feed(config, model, data, device, probe.largest)
     measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed, here.all_reduces)
@@ -118,7 +118,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
 
 
 def _measure_layers(
-    config: RunConfig, model: UserModel, probe: LayerProbe, device: torch.device, loss: LossSum, say: Say
+    config: RunConfig, model: UserModel, probe: LayerProbe, device: torch.device, say: Say
 ) -> tuple[list[LayerFacts], int]:
     """Time the layers at a whole batch, a half and a quarter, and the cuts at two sizes of a micro-batch."""
     batch = probe.largest

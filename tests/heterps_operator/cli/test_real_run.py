@@ -58,18 +58,6 @@ def test_an_undisturbed_run_gives_the_model_that_plain_pytorch_trains(
     assert_same_model(model(trained[0]), expected)
 
 
-def test_a_run_that_encrypts_gives_the_same_model(tmp_path: Path, expected: dict[str, Any]) -> None:
-    job = real_job(tmp_path / "encrypted", encryption="Required")
-    process = job.start("run", "job.yaml")
-    job.await_step(process, 20)
-    assert json.loads((job.work / "coordinator.json").read_text())["http"].startswith("https://")
-    result = job.finish(process)
-    assert result.code == 0, result.text
-    token = (job.work / "token").read_bytes()
-    assert all(token not in log.read_bytes() for log in (job.work / "logs").iterdir())
-    assert_same_model(model(job), expected)
-
-
 def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result]) -> None:
     job, result = trained
     report = result.report()
@@ -215,10 +203,15 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     assert_same_model(model(job), expected)
 
 
-def test_a_process_that_is_told_to_end_costs_no_step(trained: tuple[RealJob, Result], expected: dict[str, Any]) -> None:
-    job, _ = trained
-    job.change(training__steps=STEPS, runPolicy={"backoffLimit": 0}, checkpoint__everySteps=10_000)
-    process = job.start("run", "job.yaml", "--fresh")
+def test_a_process_that_is_told_to_end_costs_no_step_in_a_run_that_encrypts(
+    expected: dict[str, Any], tmp_path: Path
+) -> None:
+    job = real_job(
+        tmp_path / "job", encryption="Required", runPolicy={"backoffLimit": 0}, checkpoint__everySteps=10_000
+    )
+    process = job.start("run", "job.yaml")
+    job.await_step(process, 20)
+    assert json.loads((job.work / "coordinator.json").read_text())["http"].startswith("https://")
     for step, name in ((30, "ps-0"), (150, "coordinator")):
         pid = job.kill(process, name, at_step=step, number=signal.SIGTERM)
         job.await_replaced(process, name, pid)
@@ -231,6 +224,8 @@ def test_a_process_that_is_told_to_end_costs_no_step(trained: tuple[RealJob, Res
     assert len(resumed) == 2
     assert resumed[0] >= 30, resumed
     assert resumed[1] >= 150, resumed
+    token = (job.work / "token").read_bytes()
+    assert all(token not in log.read_bytes() for log in (job.work / "logs").iterdir())
     assert_same_model(model(job), expected)
 
 

@@ -15,6 +15,8 @@ import pytest
 from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
 
+pytestmark = pytest.mark.slow
+
 HELPERS = Path(__file__).parents[1] / "helpers"
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.heterps_operator.helpers.elastic_world import ElasticWorld, Load, drift, square, steady, telegraph
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 END = HOUR  # end of the load
 LENGTH = 2 * HOUR

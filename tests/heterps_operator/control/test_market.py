@@ -39,13 +39,13 @@ def change(world: World, pool: str, price: str) -> None:
 
 
 def wait(world: World, seconds: float, answer: dict[str, Any] = CHEAP) -> None:
-    """Let time pass, with a turn every ten seconds; the planner answers at once."""
+    """Let time pass, with a turn every ten seconds, and one for each answer of the planner, which comes at once."""
     for _ in range(int(seconds / 10)):
         world.time += 10
         world.turn()
         if world.planning:
             world.answer(answer)
-        world.turn()
+            world.turn()
 
 
 def questions(world: World) -> list[ComputePlan]:

@@ -12,6 +12,8 @@ from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
 from tests.hostile import run, strangers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", [7, 8])
 def test_healthy_jobs_get_every_turn_beside_hostile_neighbours(seed: int) -> None:

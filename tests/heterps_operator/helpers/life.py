@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +199,16 @@ class Life(World):
                 return
         raise AssertionError(f"does not come to rest, phase {self.status.get('phase')}")
 
-    def state(self) -> str:
-        """Return everything that a controller can change, except versions and events."""
+    def state(self) -> Json:
+        """Return a copy of everything that a controller can change, except versions and events."""
         objects = {}
         for path, item in self.server.objects.items():
             if "/events/" not in path:
                 metadata = {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}
                 objects[path] = {**item, "metadata": metadata}
-        return json.dumps([objects, {place: asdict(known) for place, known in self.coordinators.items()}], indent=1)
+        coordinators = {place: vars(known) for place, known in self.coordinators.items()}
+        copied: Json = json.loads(json.dumps({"objects": objects, "coordinators": coordinators}))
+        return copied
 
     def look_of_another_operator(self, looks: int) -> None:
         """Run a turn of another operator that sees the same cluster for the first time, then remove that operator."""

@@ -21,6 +21,8 @@ from tests.heterps_runtime.helpers.checkpoint_samples import (
 )
 from tests.heterps_runtime.helpers.crashes import Crash, CrashingStorage, Disk
 
+pytestmark = pytest.mark.slow
+
 
 def initial_rows(table: Any, ids: Array) -> Array:
     return (ids[:, None] + [0.0] * table.dim).astype(table.dtype)

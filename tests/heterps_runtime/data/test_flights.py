@@ -22,6 +22,8 @@ from scipy.stats import rankdata
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.data import DataSpec, open_dataset
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flights"
 ACTUAL = ("dep_time", "dep_delay", "arr_time", "air_time")  # what is only known when it is too late
 

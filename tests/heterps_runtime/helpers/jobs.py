@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -50,10 +47,10 @@ from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import open_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
+from tests.heterps_runtime.helpers.forking import MemberProcess
 
 TOKEN = "a token of the tests"
-ROOT = Path(__file__).parents[3]
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 240
 CARD = "cuda" if torch.cuda.is_available() else "cpu"  # torchDevice of pool `card`: real where there is one
 PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
@@ -268,8 +265,7 @@ class ThreadedJob:
         self.document = copy.deepcopy(document)
         self.config = RunConfig.from_json(document)
         self._threads: list[threading.Thread] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._server: CoordinatorServer | None = None
+        self._processes: list[MemberProcess] = []
         self.failures: list[str] = []
         self._loop_failure: BaseException | None = None
         ready = Path(document["workDirectory"]) / "coordinator.json"
@@ -306,7 +302,7 @@ class ThreadedJob:
 
     def start(
         self, stages: Sequence[Stage], servers: int, as_process: str | None = None, program: Sequence[str] = PROGRAM
-    ) -> subprocess.Popen[bytes] | None:
+    ) -> MemberProcess | None:
         """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned."""
         self._compile()
         self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
@@ -344,9 +340,7 @@ class ThreadedJob:
         place = (stage, index, pool, self._host(name), self._ports)
         self._start(name, lambda: open_worker(self.config, self.credentials, *place).run())
 
-    def start_process(
-        self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM
-    ) -> subprocess.Popen[bytes]:
+    def start_process(self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM) -> MemberProcess:
         """Start a server or a worker by its name as a process of its own, which a test may kill.
 
         A member that joins while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
@@ -359,21 +353,18 @@ class ThreadedJob:
         path = Path(self.document["workDirectory"]) / "config.json"
         path.write_text(json.dumps(self.document))
         environment = {
-            **os.environ,
             ENV_CONFIG: str(path),
             ENV_COORDINATOR: self.credentials.url,
             ENV_TOKEN: TOKEN,
             ENV_MESSAGE_PORT: str(self._ports.messages),
             ENV_RENDEZVOUS_PORT: str(self._ports.rendezvous),
             ENV_METRICS_PORT: str(self._ports.metrics),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
         }
-        process = subprocess.Popen([sys.executable, "-m", *program, *arguments], env=environment)
+        process = MemberProcess([*program, *arguments], environment)
         self._processes.append(process)
         return process
 
-    def kill(self, process: subprocess.Popen[bytes], member: str) -> None:
+    def kill(self, process: MemberProcess, member: str) -> None:
         """End a process without a word, as a crash does, and report it as the controller would."""
         process.kill()
         process.wait()

@@ -20,6 +20,8 @@ from heterps_runtime.ps.shard import Shard
 from tests.heterps_runtime.helpers.jobs import Stage, configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.plain_torch import evaluate, states
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 PLANS: dict[str, list[Stage]] = {
     "flights": [("cpu", 5, 2), ("card", 8, 1), ("cpu", 10, 2)],

@@ -18,6 +18,8 @@ from heterps_runtime.worker.exchange.peers import Downstream
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import Stage, counting_configuration, run_job, trained_model
 
+pytestmark = pytest.mark.slow
+
 PLANS: list[tuple[list[Stage], int]] = [
     ([("cpu", 2, 1)], 1),
     ([("cpu", 0, 2), ("card", 1, 2), ("cpu", 2, 3)], 2),

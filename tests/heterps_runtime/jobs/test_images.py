@@ -25,6 +25,8 @@ from tests.heterps_runtime.helpers.jobs import (
 from tests.heterps_runtime.helpers.plain_torch import Pieces, evaluate, real_model, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
 
+pytestmark = pytest.mark.slow
+
 LAST = 8  # layer of `models.Picture`
 NORMS = ("norm", "inner.1", "last_norm")
 

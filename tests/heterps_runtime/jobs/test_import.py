@@ -24,6 +24,8 @@ from tests.heterps_runtime.helpers.jobs import (
 from tests.heterps_runtime.helpers.plain_torch import Again, train
 from tests.same_model import assert_same_model
 
+pytestmark = pytest.mark.slow
+
 SLOW = "0.000000000001"  # a learning rate with which a step changes nothing that a test sees
 LAST = {"flights": 10, "normed_picture": 8}
 

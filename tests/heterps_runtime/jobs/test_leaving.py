@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from heterps_runtime.contract import EXIT_INTERRUPTED
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import (
@@ -14,6 +16,8 @@ from tests.heterps_runtime.helpers.jobs import (
     counting_configuration,
     trained_model,
 )
+
+pytestmark = pytest.mark.slow
 
 SAMPLES, BATCH, EVERY = 320, 32, 10
 STEPS = 6 * EVERY

@@ -15,6 +15,8 @@ from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import counting_configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.swallowing import Swallowing
 
+pytestmark = pytest.mark.slow
+
 STEPS = 40
 NEVER = 100_000  # seconds until a hang: no test waits for it
 FAULTS: dict[str, list[tuple[str, ...]]] = {

@@ -16,6 +16,8 @@ from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, counting_configuration, trained_model
 from tests.heterps_runtime.helpers.wiretap import Wiretap
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 STAGES: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
 MOST_CUTS = 10  # with a connection, a message may be lost whose loss is noticed first

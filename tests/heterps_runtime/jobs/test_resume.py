@@ -31,6 +31,8 @@ from tests.heterps_runtime.helpers.jobs import (
 from tests.heterps_runtime.helpers.plain_torch import train
 from tests.same_model import assert_same_model
 
+pytestmark = pytest.mark.slow
+
 STEPS, LAST = 80, 10  # LAST: last layer of models.Flights
 ONE: list[Stage] = [("cpu", LAST, 1)]
 

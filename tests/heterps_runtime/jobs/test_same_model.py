@@ -21,6 +21,8 @@ from tests.heterps_runtime.helpers.jobs import Stage, configuration, run_job, tr
 from tests.heterps_runtime.helpers.plain_torch import Losing, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
 
+pytestmark = pytest.mark.slow
+
 CASES = (3, 5, 8, 13, 15, 22, 24, 25, 26, 27, 31, 34, 36, 44, 47)
 DENSE = [
     {"name": "sgd", "learningRate": "0.1"},

@@ -39,6 +39,8 @@ from heterps_runtime.config import RunConfig
 from tests.heterps_runtime.helpers.jobs import Stage, configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.plain_torch import Losing, states, train
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 STEPS, BATCH, RATE = 60, 32, 0.5

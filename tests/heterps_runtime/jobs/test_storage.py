@@ -13,6 +13,8 @@ from heterps_runtime.checkpoint import Storage, take_over
 from heterps_runtime.contract import PATH_CHECKPOINT, REASON_FENCED, JobPhase
 from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, Stage, ThreadedJob, configuration, trained_model
 
+pytestmark = pytest.mark.slow
+
 LAST = 10  # last layer of models.Flights
 ONE: list[Stage] = [("cpu", LAST, 1)]
 HANG_SECONDS, PIECES = 5, 12

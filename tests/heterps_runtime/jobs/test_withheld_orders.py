@@ -25,6 +25,8 @@ from tests.heterps_runtime.helpers.jobs import (
     trained_model,
 )
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 30, 10  # EVERY: steps between checkpoints
 ROWS: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]  # the servers hold all parameters
 REPLICAS: list[Stage] = [("cpu", 0, 1), ("card", 2, 2)]  # the second stage all-reduces

@@ -44,7 +44,7 @@ def frontier_section(problem: Problem, plan: Plan, found: Frontier, palette: Pal
         _price(problem, plan, points, palette, used, end),
         element("h3", axis.capitalize()),
         _cost(problem, plan, points, end),
-        _table(problem, plan, points),
+        _table(plan, points),
     )
 
 
@@ -112,7 +112,7 @@ def _marks(problem: Problem, throughput: float, y: float, end: float, height: fl
     return [*required, element("circle", cx=percent(throughput, end), cy=f"{y:.2f}", r="6.5", class_="chosen")]
 
 
-def _table(problem: Problem, plan: Plan, points: Sequence[FrontierPoint]) -> Markup:
+def _table(plan: Plan, points: Sequence[FrontierPoint]) -> Markup:
     """The chosen plan among some of the frontier, the first and the last included."""
     rows = [(p.throughput, p.cost_per_hour, p.cost, p.plan) for p in _thinned(points)]
     rows = [row for row in rows if abs(row[0] / plan.throughput - 1) > 1e-6]

@@ -23,6 +23,8 @@ from tests.heterps_operator.helpers import life as lives
 from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS, STATE
 from tests.heterps_operator.helpers.life import Coordinator, Life
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = 5_000
 WORKERS = (PROCESSES - 2) // 2  # of each of two stages, beside a server and the coordinator
 OBJECT_BYTES = 1_572_864  # etcd's --max-request-bytes
