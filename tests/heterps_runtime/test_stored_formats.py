@@ -280,7 +280,9 @@ def test_rules_are_written_as_in_version_3(tmp_path: Path) -> None:
     assert files_of(tmp_path / "checkpoints" / FOLDER) == files_of(V3 / "checkpoints" / FOLDER)
 
 
-@pytest.mark.parametrize("changes", [{"index": -1}, {"index": 1 << 40}, {"period": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"index": -1}, {"index": 1 << 40}, {"period": 0}, {"period": 1 << 80}, {"unused_steps": 1 << 80}]
+)
 def test_rules_of_a_table_that_cannot_be_are_damage(changes: dict[str, Any], tmp_path: Path) -> None:
     storage = Storage.open(tmp_path / "checkpoints")
     manifest = write_rules(storage)

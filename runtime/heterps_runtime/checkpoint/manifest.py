@@ -139,8 +139,10 @@ class CheckpointManifest:
             steps = table.unused_steps if kind == "group" else table.candidate_unused_steps
             if steps is None or table.period is None:
                 continue
-            if not 0 <= table.index < _MAX_TABLES or table.period < 1:
-                raise DamagedError(f"table {table.name!r} has the index {table.index} and the period {table.period}")
+            if not (0 <= table.index < _MAX_TABLES and 1 <= steps <= NEVER and 1 <= table.period <= NEVER):
+                raise DamagedError(
+                    f"table {table.name!r} has the index {table.index}, and {steps} steps in turns of {table.period}"
+                )
             limits[table.index] = (steps, table.period)
         return Ages(limits)
 

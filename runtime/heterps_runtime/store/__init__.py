@@ -5,6 +5,7 @@ files.
 
     keys                    names of rows, and their shards
     rows, index, memory     embedding rows
+    keyed, candidates       what rows have in common with ids that have none yet; ageing: which of both go
     dense                   dense parameters
     optimizers, initial     updates, and values before the first update
     lookup                  embedding and bag layers of a worker
