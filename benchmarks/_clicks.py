@@ -120,7 +120,6 @@ def click_job(name: str, variant: str, data: Mapping[str, Any], training: Mappin
             },
             "training": {
                 "consistency": "hybrid",
-                "maxStaleness": 4,
                 "optimizer": {
                     "dense": {"name": "adagrad", "learningRate": str(DENSE_RATE)},
                     "sparse": {"name": "adagrad", "learningRate": str(SPARSE_RATE)},

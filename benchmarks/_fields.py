@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks._clicks import NETWORKS
 from examples.paper.clicks.parts import NUM_DENSE, NUM_IDS, Concat, FullyConnected, Slot
 from examples.paper.prepare import field_names
 from torch import fx, nn
-
-from benchmarks._clicks import NETWORKS
 
 __all__ = ["build"]
 

@@ -2,9 +2,9 @@
 
 Each of the fields, by default 26, has its own vocabulary, log-uniform between 4 and 280,000 values for a million ids,
 and draws ids by a bounded Zipf law: a few ids make up most accesses, as in real logs. Ids are unique across fields, so
-one table can hold them all. A hidden teacher gives each row its chance of a click: a weight per id, low-rank interactions between all
-pairs of fields, the numbers, and a bias. The label is drawn from that chance. Held-out rows therefore show any loss of
-quality, and the best possible result is known: the AUC of `chances`.
+one table can hold them all. A hidden teacher gives each row its chance of a click: a weight per id, low-rank
+interactions between all pairs of fields, the numbers, and a bias. The label is drawn from that chance. Held-out rows
+therefore show any loss of quality, and the best possible result is known: the AUC of `chances`.
 
 Rows are drawn in chunks, each with its own seed. Memory does not grow with the log, and a short log is a prefix of a
 longer one with the same seed.
