@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks._clicks import CACHE, NETWORKS
@@ -84,10 +85,29 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def measure(
+    cells: Sequence[Cell],
+    entrants: Mapping[str, Sequence[Entrant]],
+    rounds: int,
+    results: Results,
+    run: Callable[[Entrant, Cell], Outcome],
+) -> None:
+    """Complete the rounds; Ctrl-C and SIGTERM end all processes and this one.
+
+    Raises:
+        SystemExit: with code 130, interrupted.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_rounds(cells, entrants, rounds, results, run, say)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on with the round that has just been left")
+        raise SystemExit(130) from None
+
+
 def main() -> None:
     """Run the bench and print it."""
     options = options_of()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     entrants = installed([entrant for entrant in ENTRANTS if entrant.name in options.only])
     by_model = {model: [e for e in entrants if model in e.models] for model in options.models}
     cells = [Cell(model, precision) for model in options.models for precision in options.precision if by_model[model]]
@@ -102,11 +122,7 @@ def main() -> None:
 
     common = {"code": code_version(), "steps": options.steps, "skip": SKIP, "batch": BATCH, "workers": WORKERS}
     results = Results(CACHE / "peers.json", common)
-    try:
-        run_rounds(cells, by_model, options.rounds, results, run, say)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on with the round that has just been left")
-        raise SystemExit(130) from None
+    measure(cells, by_model, options.rounds, results, run)
     rounds = {cell: results.rounds(cell, [e.name for e in by_model[cell.model]])[: options.rounds] for cell in cells}
     if options.output == "json":
         print(json.dumps([{"cell": str(cell), "rounds": found} for cell, found in rounds.items()], indent=1))

@@ -107,35 +107,32 @@ class _Measured:
         self._begins: list[float] = []
         self._ends: list[float] = []
         self._samples = 0
-        self._processor: list[float] = []  # of the entrant, at the first begin and the last end
-        self._busy: list[float] = []  # of the machine, likewise
+        self._at_begin = self._at_end = (0.0, 0.0)  # processor seconds of the entrant, and of all that runs here
         self._quality: Mapping[str, Any] = {}
 
     def take(self, facts: Mapping[str, Any]) -> None:
         """Take an event."""
         if facts["event"] == "begin":
+            if not self._begins:
+                self._at_begin = self._look()
             self._begins.append(facts["time"])
-            if len(self._begins) == 1:
-                self._look()
         elif facts["event"] == "end":
             self._ends.append(facts["time"])
             self._samples += facts["samples"]
-            if len(self._ends) == len(self._begins):
-                self._look()
+            self._at_end = self._look()
         elif facts["event"] == "quality":
             self._quality = facts
 
-    def _look(self) -> None:
-        self._processor.append(_processor_seconds(self.sessions))
-        self._busy.append(_busy_seconds())
+    def _look(self) -> tuple[float, float]:
+        return _processor_seconds(self.sessions), _busy_seconds()
 
     def outcome(self, entrant: Entrant, task: Task) -> Outcome:
         """Sum up."""
-        if len(self._processor) != 2:
+        if not self._ends or len(self._ends) != len(self._begins):
             raise EntrantFailedError("it did not print when its steps began and ended")
         seconds = max(self._ends) - min(self._begins)
-        own = self._processor[1] - self._processor[0]
-        others = max(0.0, self._busy[1] - self._busy[0] - own)
+        own, busy = (after - before for before, after in zip(self._at_begin, self._at_end, strict=True))
+        others = max(0.0, busy - own)
         outcome: Outcome = {
             "samplesPerSecond": self._samples / seconds,
             "samplesPerCpuSecond": self._samples / own,
