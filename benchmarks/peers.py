@@ -35,7 +35,22 @@ from benchmarks._peers.tables import agreement, table
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 4096  # per worker
-_SOURCES = ("runtime/heterps_runtime", "benchmarks", "examples/paper")
+#: What figures depend on.
+_SOURCES = (
+    "runtime/heterps_runtime",
+    "examples/paper",
+    "benchmarks/_peers/programs",
+    "benchmarks/_peers/data.py",
+    "benchmarks/_peers/entrants.py",
+    "benchmarks/_peers/running.py",
+    "benchmarks/_clicks.py",
+    "benchmarks/_fields.py",
+    "benchmarks/_heterps.py",
+    "benchmarks/_processes.py",
+    "benchmarks/_tensorflow_model.py",
+    "benchmarks/peers.lock",
+    "benchmarks/tensorflow.lock",
+)
 
 
 def say(line: str) -> None:
@@ -44,26 +59,26 @@ def say(line: str) -> None:
 
 
 def code_version() -> str:
-    """Return a digest of what figures depend on."""
+    """Return a digest of the code that figures depend on."""
     digest = hashlib.sha256()
     for source in _SOURCES:
-        for file in sorted((ROOT / source).rglob("*")):
-            if file.suffix in (".py", ".lock"):
-                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+        path = ROOT / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()
 
 
-def installed(entrants: list[Entrant]) -> list[Entrant]:
-    """Return the entrants whose environments are there, after installing them."""
-    found = []
+def install(entrants: Sequence[Entrant]) -> dict[str, str]:
+    """Install the entrants' environments; return why some entrants cannot run, by name."""
+    reasons = {}
     for entrant in entrants:
-        try:
-            if entrant.environment:
+        if entrant.environment:
+            try:
                 entrant.environment.install()
-            found.append(entrant)
-        except (OSError, subprocess.CalledProcessError) as error:
-            say(f"{entrant.name} is left out, because {entrant.environment} could not be installed: {error}")
-    return found
+            except (OSError, subprocess.CalledProcessError) as error:
+                reasons[entrant.name] = f"{entrant.environment.contents} could not be installed: {error}"
+                say(f"{entrant.name} is left out: {reasons[entrant.name]}")
+    return reasons
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -108,7 +123,9 @@ def measure(
 def main() -> None:
     """Run the bench and print it."""
     options = options_of()
-    entrants = installed([entrant for entrant in ENTRANTS if entrant.name in options.only])
+    wanted = [entrant for entrant in ENTRANTS if entrant.name in options.only]
+    missing = install(wanted)
+    entrants = [entrant for entrant in wanted if entrant.name not in missing]
     by_model = {model: [e for e in entrants if model in e.models] for model in options.models}
     cells = [Cell(model, precision) for model in options.models for precision in options.precision if by_model[model]]
     try:
@@ -132,6 +149,8 @@ def main() -> None:
         for cell, found in of_model.items():
             print("", *table(cell, by_model[model], found), sep="\n")
         print("", *agreement(by_model[model], {c.precision: r for c, r in of_model.items()}), sep="\n")
+    for name, reason in missing.items():
+        print(f"\n{name} is left out: {reason}")
     draw(options.plot, by_model, rounds)
     print(f"\nThe picture is {options.plot}")
 

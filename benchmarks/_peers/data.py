@@ -29,7 +29,6 @@ from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 
 __all__ = ["write_task"]
 
-_MARKER = "written.json"
 _VERSION = 1  # of the files' format
 
 
@@ -46,34 +45,25 @@ def write_task(model: str, steps: int, batch: int, workers: int) -> dict[str, An
         ValueError: workers would have unequal shares, because an epoch ends.
     """
     log, network, folder = click_log(model), NETWORKS[model], CACHE / "peers-data" / f"{model}-{batch}-{workers}"
-    ids, numbers, labels = read_log(log / "train")
-    order = BatchOrder(len(labels), batch, SEED)
-    whole = len(labels) // batch
+    log_recipe = json.loads((log / "prepared.json").read_text())
+    whole = log_recipe["rows"] // batch
     if steps > whole and workers > 1:
         raise ValueError(
-            f"steps must be at most {whole}, the whole batches of {batch} in {len(labels)} rows, is {steps}"
+            f"steps must be at most {whole}, the whole batches of {batch} in {log_recipe['rows']} rows, is {steps}"
         )
-    held_out = read_log(log / "held-out")
-    recipe = {"version": _VERSION, "log": (log / "prepared.json").read_text(), "network": repr(network), "steps": steps}
-    if not (folder / _MARKER).exists() or json.loads((folder / _MARKER).read_text()) != recipe:
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "steps").mkdir(parents=True)
-        for step in range(steps):
-            rows_of_step = order.rows(step, 0, order.batches.size(step))
-            for part, rows in enumerate(np.array_split(rows_of_step, workers)):
-                _write(folder / "steps" / f"{step:05}-{part}", ids[rows], numbers[rows], labels[rows])
-        _write(folder / "held-out", *held_out)
-        _write_initial_values(folder, network)
-        (folder / _MARKER).write_text(json.dumps(recipe))
+    recipe = {"version": _VERSION, "log": log_recipe, "network": repr(network), "steps": steps}
+    written = folder / "written.json"
+    if not written.exists() or json.loads(written.read_text())["recipe"] != recipe:
+        facts = _write_files(folder, log, network, steps, batch, workers)
+        written.write_text(json.dumps({"recipe": recipe, "facts": facts}))
     return {
+        **json.loads(written.read_text())["facts"],
         "variant": model,
         "log": str(log),
         "data": str(folder),
         "slots": network.slots,
         "dim": network.dim,
         "hidden": network.hidden,
-        "numbers": numbers.shape[1],
-        "vocabularies": _vocabularies(ids, held_out[0]),
         "steps": steps,
         "skip": SKIP,
         "batchSize": batch,
@@ -85,6 +75,22 @@ def write_task(model: str, steps: int, batch: int, workers: int) -> dict[str, An
         "denseRate": DENSE_RATE,
         "sparseRate": SPARSE_RATE,
     }
+
+
+def _write_files(folder: Path, log: Path, network: Network, steps: int, batch: int, workers: int) -> dict[str, Any]:
+    """Write all files; return what is to be known of the log's columns."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "steps").mkdir(parents=True)
+    ids, numbers, labels = read_log(log / "train")
+    order = BatchOrder(len(labels), batch, SEED)
+    for step in range(steps):
+        rows_of_step = order.rows(step, 0, order.batches.size(step))
+        for part, rows in enumerate(np.array_split(rows_of_step, workers)):
+            _write(folder / "steps" / f"{step:05}-{part}", ids[rows], numbers[rows], labels[rows])
+    held_out = read_log(log / "held-out")
+    _write(folder / "held-out", *held_out)
+    _write_initial_values(folder, network)
+    return {"numbers": numbers.shape[1], "vocabularies": _vocabularies(ids, held_out[0])}
 
 
 def _vocabularies(ids: NDArray[np.int64], held_out: NDArray[np.int64]) -> list[tuple[int, int]]:
