@@ -53,32 +53,35 @@ class Entrant:
     differs: str = ""
 
 
-def _ddp(name: str, processes: int, **facts: Any) -> Entrant:
-    settings = {"workers": processes, "threads": WORKERS // processes, "sparse": facts.pop("sparse"), "device": "cpu"}
-    return Entrant(name, "ddp", (Role("worker", processes),), settings, **facts)
+def _ddp(name: str, processes: int, *, sparse: bool, models: tuple[str, ...] = tuple(NETWORKS)) -> Entrant:
+    settings = {"workers": processes, "threads": WORKERS // processes, "sparse": sparse, "device": "cpu"}
+    # Without it threads spin while they wait for each other, which takes the cores from them if other programs run.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE"}
+    return Entrant(name, "ddp", (Role("worker", processes),), settings, variables=variables, models=models)
 
 
-def _heterps(name: str, consistency: str, **facts: Any) -> Entrant:
-    return Entrant(name, "heterps", (Role("job"),), {"consistency": consistency, "wire": "full"}, **facts)
+def _heterps(name: str, consistency: str, differs: str = "") -> Entrant:
+    settings = {"consistency": consistency, "wire": "full"}
+    return Entrant(name, "heterps", (Role("job"),), settings, differs=differs)
 
 
-SINGLE = _ddp("PyTorch, one process", 1, sparse=True)
+SINGLE = _ddp("single", 1, sparse=True)
 
 ENTRANTS = (
-    _heterps(HETERPS, "hybrid", differs="rows are read up to 4 steps old, in practice a step or two"),
-    _heterps("HeterPS sync", "sync"),
-    _ddp("DDP, sparse gradients", WORKERS, sparse=True),
-    _ddp("DDP, dense gradients", WORKERS, sparse=False, models=("deep",)),
+    _heterps(HETERPS, "hybrid", "rows are read up to 4 steps old, in practice a step or two"),
+    _heterps("HeterPS-sync", "sync"),
+    _ddp("DDP", WORKERS, sparse=True),
+    _ddp("DDP-dense", WORKERS, sparse=False, models=("deep",)),
     Entrant("torchrec", "torchrec", (Role("worker", WORKERS),), environment=PYTORCH_PEERS),
     Entrant(
-        "torch rpc",
+        "torch-rpc",
         "rpc",
         (Role("worker", WORKERS), Role("server", 1, WORKERS)),
         {"staleness": 1},
         differs="rows are read up to a step old",
     ),
     Entrant(
-        "TensorFlow PS",
+        "TensorFlow",
         "tensorflow",
         (Role("ps", ends=False), Role("worker", WORKERS, ends=False), Role("chief")),
         environment=TENSORFLOW,

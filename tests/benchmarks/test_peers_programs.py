@@ -67,10 +67,10 @@ def run(name: str, task: dict[str, Any], folder: Path, **settings: Any) -> dict[
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("PyTorch, one process", {}),
-        ("DDP, sparse gradients", {}),
-        ("DDP, dense gradients", {}),
-        ("torch rpc", {"staleness": 0}),
+        ("single", {}),
+        ("DDP", {}),
+        ("DDP-dense", {}),
+        ("torch-rpc", {"staleness": 0}),
     ],
 )
 def test_an_entrant_learns_what_a_plain_loop_learns(
@@ -82,7 +82,7 @@ def test_an_entrant_learns_what_a_plain_loop_learns(
 def test_bfloat16_changes_the_products_but_hardly_the_quality(
     task: dict[str, Any], expected: float, tmp_path: Path
 ) -> None:
-    short = run("DDP, sparse gradients", task | {"precision": "bf16"}, tmp_path)["logLoss"]
+    short = run("DDP", task | {"precision": "bf16"}, tmp_path)["logLoss"]
     assert 1e-5 < abs(short / expected - 1) < 0.02
 
 
