@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -69,18 +70,29 @@ def test_an_interrupted_bench_leaves_no_process(number: signal.Signals, tmp_path
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as bench:
         pids = [int(word) for word in (tmp_path / "fifo").read_text().split()]
         handles = [os.pidfd_open(pid) for pid in pids]
-        bench.send_signal(number)
-        _, said = bench.communicate(timeout=60)
+        try:
+            bench.send_signal(number)
+            _, said = bench.communicate(timeout=60)
+            _await_ends(handles)
+        finally:
+            bench.kill()
+            for handle in handles:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                os.close(handle)
     assert bench.returncode == 130
     assert "interrupted; the same command goes on" in said
+    assert not (tmp_path / "peers.json").exists(), "an unfinished round is not kept"
+
+
+def _await_ends(handles: list[int]) -> None:
+    """Wait until the processes of these file descriptors have ended, whether or not their parent has taken note."""
     waiting = select.poll()
     for handle in handles:
         waiting.register(handle, select.POLLIN)
-    ended: set[int] = set()
-    while len(ended) < len(handles):
-        found = {handle for handle, _ in waiting.poll(30_000)} - ended
-        assert found, "a process goes on"
-        ended |= found
-    for handle in handles:
-        os.close(handle)
-    assert not (tmp_path / "peers.json").exists(), "an unfinished round is not kept"
+    while handles:
+        ended = {handle for handle, _ in waiting.poll(30_000)}
+        assert ended, "a process goes on"
+        for handle in ended:
+            waiting.unregister(handle)
+        handles = [handle for handle in handles if handle not in ended]
