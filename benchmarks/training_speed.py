@@ -50,7 +50,7 @@ def compare(model: str, steps: int, rounds: int, variants: list[Variant]) -> dic
         for variant, found in outcomes.items():
             with (
                 tempfile.TemporaryDirectory(prefix="heterps-speed-") as folder,
-                on_cores(model, data, Path(folder), steps, BATCH * WORKERS, WORKERS, *variant) as job,
+                on_cores(model, data, Path(folder), steps, BATCH * WORKERS, WORKERS, **variant._asdict()) as job,
             ):
                 found.append(job.measure(steps))
         figures = ", ".join(f"{variant}: {o[-1]['samplesPerSecond']:,.0f}" for variant, o in outcomes.items())
