@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-data benchmark-tables benchmark-control-plane benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-peers benchmark-data benchmark-tables benchmark-control-plane benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,12 +105,15 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
 ON_TABLES := store growth restore checkpoint feed spill
-# The first needs a card, the second ten minutes, the third has a target of its own.
-BY_HAND := accelerator precision_quality control_plane
+# The first needs a card, the second ten minutes, the others have targets of their own.
+BY_HAND := accelerator precision_quality control_plane peers
 ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) $(filter-out store,$(ON_TABLES)),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
 	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
+
+benchmark-peers: venv ## speed beside DDP, torchrec, torch rpc and TensorFlow, in environments of their own (ARGUMENTS="--models deep")
+	@$(BIN)/python -m benchmarks.peers $(ARGUMENTS)
 
 benchmark-data: data ## what streamed data costs: rows read, speed beside data in memory and in an object store, quality of shuffling
 	@$(BIN)/python -m tests.cluster build-store
@@ -139,6 +142,7 @@ lock: $(VENV)/.uv ## resolve requirements.in again into requirements.lock (the v
 		--python-version 3.11 requirements.in -o requirements.lock
 	@for role in operator runtime; do $(LOCK_IMAGE) pyproject.toml --extra $$role -o images/$$role.lock; done
 	@$(LOCK_IMAGE) images/build.in -o images/build.lock
+	@$(LOCK_IMAGE) --override <(echo 'fbgemm-gpu ; python_version < "3"') benchmarks/peers.in -o benchmarks/peers.lock
 
 images: venv ## build the container images, with buildah (ARGUMENTS=operator: one of them; docs/images.md)
 	@$(BIN)/python -m images $(ARGUMENTS)

@@ -1,32 +1,14 @@
-"""TensorFlow in an environment of its own, where its packages do not meet ours."""
+"""TensorFlow's processes, in an environment of their own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-__all__ = ["install_tensorflow", "tensorflow_command", "tensorflow_variables"]
+from benchmarks._environments import TENSORFLOW
+
+__all__ = ["tensorflow_command", "tensorflow_variables"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-_ENVIRONMENT = _ROOT / ".cache" / "benchmarks" / "tensorflow"
-_LOCK = _ROOT / "benchmarks" / "tensorflow.lock"
-
-
-def install_tensorflow() -> Path:
-    """Install TensorFlow unless it is there; return its Python.
-
-    Raises:
-        subprocess.CalledProcessError: pip or venv failed.
-    """
-    python, done = _ENVIRONMENT / "bin" / "python", _ENVIRONMENT / ".installed"
-    if not done.exists():
-        sys.stderr.write(f"Installing TensorFlow into {_ENVIRONMENT.relative_to(_ROOT)} (300 MB to fetch, once)\n")
-        subprocess.run([sys.executable, "-m", "venv", str(_ENVIRONMENT)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(_LOCK)]
-        subprocess.run(install, check=True)
-        done.touch()
-    return python
 
 
 def tensorflow_command(module: str, *arguments: str) -> list[str]:
@@ -35,7 +17,7 @@ def tensorflow_command(module: str, *arguments: str) -> list[str]:
     Raises:
         subprocess.CalledProcessError: TensorFlow cannot be installed.
     """
-    return [str(install_tensorflow()), "-m", module, *arguments]
+    return [str(TENSORFLOW.install()), "-m", module, *arguments]
 
 
 def tensorflow_variables(threads: int = 1) -> dict[str, str]:

@@ -31,7 +31,7 @@ def make_model() -> Model:
     """Return CTRDNN."""
     arguments = SETTINGS["arguments"]
     hidden = [arguments["hidden"]] * (arguments["layers"] - 5)
-    return Model(SETTINGS, [SETTINGS["rows"]] * len(SLOTS), arguments["embedding_dim"], SLOTS, NUMBERS, hidden)
+    return Model.random(SETTINGS, [SETTINGS["rows"]] * len(SLOTS), arguments["embedding_dim"], SLOTS, NUMBERS, hidden)
 
 
 def measure(train: Callable[[int], float]) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.accelerator [--model deep|wide] [--batch 8192 65536] [--precision fp32 tf32 bf16] [--rounds 3]
                                      [--steps 60] [--servers 4] [--cores 8] [--output table|json]
 
-All train the same network on the same batches in the same order (`benchmarks.training_speed` has the details):
+All train the same network on the same batches in the same order (`benchmarks.peers` has the details):
 
 - `card`: one HeterPS worker on the card, with parameter servers on cores.
 - `cores`: HeterPS workers on cores, one core each, with the same servers.
@@ -25,14 +25,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks._clicks import NETWORKS, click_job
+from benchmarks._clicks import CACHE, NETWORKS, SEED, click_job, click_log
+from benchmarks._heterps import HeterPS, Outcome
+from benchmarks._peers.data import write_task
+from benchmarks._peers.entrants import SINGLE
+from benchmarks._peers.running import run_entrant
 from benchmarks._processes import pool_document, stage_document
-from benchmarks.training_speed import CACHE, HELD_OUT_ROWS, LOG_SEED, SEED, TRAIN_ROWS, HeterPS, Outcome, pytorch
-from examples.paper.prepare import ClickLogSpec, write_click_log
 
 _LOOKUP_LAYERS = 4  # three lookups and the concatenation
 
@@ -98,7 +101,7 @@ def documents(entrant: Entrant, variant: str, data: Path, steps: int, cores: int
 
 def stages_of(entrant: Entrant, variant: str, cores: int) -> list[dict[str, Any]]:
     """Return the stages of the plan."""
-    last = NETWORKS[variant][0] + 4
+    last = NETWORKS[variant].layers - 1
     if entrant.name == "card":
         return [stage_document(0, "card", 0, last, 1, 1)]
     if entrant.name == "cores":
@@ -114,7 +117,8 @@ def measure(entrant: Entrant, variant: str, data: Path, steps: int, servers: int
     with utilisation() as readings:
         if entrant.name == "PyTorch":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            outcome = pytorch(variant, data, steps, folder, 1, entrant.precision, device, entrant.batch)
+            task = write_task(variant, steps, entrant.batch, 1) | {"precision": entrant.precision}
+            outcome = run_entrant(replace(SINGLE, settings={**SINGLE.settings, "device": device}), task, folder)
         else:
             found = documents(entrant, variant, data, steps, cores)
             with HeterPS(found, folder, stages_of(entrant, variant, cores), servers) as job:
@@ -149,7 +153,7 @@ def print_table(outcomes: dict[Entrant, list[Outcome]]) -> None:
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=tuple(NETWORKS), default="deep")
+    parser.add_argument("--model", choices=("deep", "wide"), default="deep")
     parser.add_argument("--batch", type=int, nargs="+", default=[8192, 65536])
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), nargs="+", default=["fp32"])
     parser.add_argument("--plans", nargs="+", default=["card", "cores", "cores + card", "PyTorch"])
@@ -159,9 +163,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=8, help="workers on cores")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    data = write_click_log(
-        CACHE / "click-log", ClickLogSpec(seed=LOG_SEED), TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty()
-    )
+    data = click_log(options.model)
     outcomes: dict[Entrant, list[Outcome]] = {
         Entrant(name, batch, precision): []
         for batch in options.batch

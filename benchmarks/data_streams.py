@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._clicks import EMBEDDING_DIM, LOSS, NETWORKS, click_job
+from benchmarks._clicks import LOSS, click_job
 from benchmarks._processes import Processes, pool_document, stage_document
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 from tests.cluster.object_store import ObjectStore
@@ -200,12 +200,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--model", choices=tuple(NETWORKS), default="deep")
+    parser.add_argument("--model", choices=("deep", "wide"), default="deep")
     parser.add_argument("--without-s3", action="store_true", help="the object store is not built")
     arguments = parser.parse_args()
     rows = arguments.rows
     CACHE.mkdir(parents=True, exist_ok=True)
-    print(f"{rows:,} rows of {ROW_BYTES} bytes, embedding dimension {EMBEDDING_DIM}, batches of {BATCH:,}")
+    print(f"{rows:,} rows of {ROW_BYTES} bytes, batches of {BATCH:,}")
     read = read_epoch(str(_log(rows) / "train"), rows)
     print("\n| worker, one epoch | rows read / rows of its share | rows of its share per second, alone |")
     print("|---|---|---|")

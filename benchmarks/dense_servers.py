@@ -22,14 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._clicks import click_job
-from benchmarks._processes import pool_document
-from benchmarks.training_speed import CACHE, HELD_OUT_ROWS, LOG_SEED, SEED, TRAIN_ROWS, WORKERS, HeterPS
-from examples.paper.prepare import ClickLogSpec, write_click_log
+from benchmarks._clicks import CACHE, SEED, click_job, click_log
+from benchmarks._heterps import HeterPS
+from benchmarks._processes import pool_document, stage_document
 
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.storage import Storage
 
+WORKERS = 2
 BATCH = 64  # of a worker
 MODEL = {"layers": 7, "hidden": 1024, "embedding_dim": 16}
 
@@ -66,8 +66,9 @@ def run(data: Path, servers: int, steps: int) -> dict[str, Any]:
     job = click_job("dense-servers", "deep", files, training)
     job["spec"]["model"]["arguments"] = MODEL
     pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
+    stage = stage_document(0, "cpu", 0, MODEL["layers"] - 1, WORKERS, WORKERS)
     with tempfile.TemporaryDirectory(prefix="heterps-dense-") as folder:
-        with HeterPS([pool, job], Path(folder), servers=servers) as trained:
+        with HeterPS([pool, job], Path(folder), [stage], servers) as trained:
             measured = trained.measure(steps)
         held = bytes_of_servers(Path(folder, "work", "checkpoints"), servers)
     seconds = measured["millisecondsPerStep"]
@@ -99,8 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--also", type=Path, help="a directory with another version of heterps_runtime")
     options = parser.parse_args()
-    log = ClickLogSpec(seed=LOG_SEED)
-    data = write_click_log(CACHE / "click-log", log, TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty())
+    data = click_log("deep")
     versions = {"this": None} | ({"other": options.also.resolve()} if options.also else {})
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for number in range(options.rounds):

@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 import torch
-from benchmarks._clicks import click_job
+from benchmarks._clicks import CACHE, SEED, TRAIN_ROWS, click_job, click_log
 from benchmarks._processes import pool_document
-from benchmarks.training_speed import CACHE, HELD_OUT_ROWS, LOG_SEED, SEED, TRAIN_ROWS
-from examples.paper.prepare import ClickLogSpec, write_click_log
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.config import RunConfig
@@ -40,9 +37,7 @@ SAMPLES = 1_500_000  # of a round
 
 def configuration(batch: int) -> RunConfig:
     """Return the configuration of a job with batches of this size."""
-    data = write_click_log(
-        CACHE / "click-log", ClickLogSpec(seed=LOG_SEED), TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty()
-    )
+    data = click_log("deep")
     files = {
         "train": str(data / "train"),
         "evaluation": str(data / "held-out"),

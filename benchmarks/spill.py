@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.training_speed import CACHE, LOG_SEED, TRAIN_ROWS, HeterPS, cpu_manifest
-from examples.paper.prepare import ClickLogSpec, write_click_log
+from benchmarks._clicks import CACHE, TRAIN_ROWS, click_log
+from benchmarks._heterps import Moment, Outcome, on_cores
+from benchmarks._ratios import ratios, spread
 from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec
@@ -43,7 +44,8 @@ rocksdict: Any = importlib.import_module("rocksdict") if importlib.util.find_spe
 ROWS, DIM, IDS_PER_STEP, STEPS, WARM_UP = 2_000_000, 16, 20_000, 60, 40
 RATE = 0.05
 SHARE = 0.1  # of the rows in memory
-EPOCH = -(-TRAIN_ROWS // 8192)
+WORKERS, BATCH = 2, 8192
+EPOCH = -(-TRAIN_ROWS // BATCH)
 
 Step = Callable[[NDArray[np.int64], NDArray[np.float32], int], None]
 
@@ -147,24 +149,26 @@ def compare_stores(folder: Path, *, cold: bool) -> None:
     print(f"\n| {ROWS:,} rows{', from disk' if cold else ''} | ms per step, median (min - max) | rows read per step |")
     print("|---|---|---|")
     for entrant in entrants:
-        times = entrant.milliseconds
-        spread = f"{statistics.median(times):.2f} ({min(times):.2f} - {max(times):.2f})"
-        print(f"| {entrant.name} | {spread} | {statistics.median(entrant.rows_read):,.0f} |")
+        times = spread(entrant.milliseconds, ".2f")
+        print(f"| {entrant.name} | {times} | {statistics.median(entrant.rows_read):,.0f} |")
 
 
-def train(data: Path, memory: int | None, folder: Path) -> dict[str, Any]:
-    """Train two epochs with HeterPS; the first does not count."""
-    documents = cpu_manifest("wide", data, 2 * EPOCH, "fp32", "full")
-    if memory is not None:
-        documents[-1]["spec"]["parameterServer"]["spill"] = {"memory": memory}
-    with HeterPS(documents, folder) as job:
-        return job.measure(2 * EPOCH, skip=EPOCH)
+def train(data: Path, memory: int | None, folder: Path) -> Outcome:
+    """Train two epochs with HeterPS, of which the first does not count; the outcome has the bytes of the server."""
+    held: list[float] = []
+
+    def remember(moment: Moment) -> None:
+        held.append(next(m["totals"]["bytes"] for m in moment.status["members"] if m["name"] == "ps-0"))
+
+    spill = None if memory is None else {"memory": memory}
+    with on_cores("wide", data, folder, 2 * EPOCH, BATCH, WORKERS, spill=spill) as job:
+        return job.measure(2 * EPOCH, remember, skip=EPOCH) | {"serverBytes": held[-1]}
 
 
 def compare_jobs(rounds: int) -> None:
     """Train with all rows in memory and with a tenth of them, in turns, and print throughput and loss."""
-    data = write_click_log(CACHE / "click-log", ClickLogSpec(seed=LOG_SEED), TRAIN_ROWS, 50_000)
-    outcomes: dict[str, list[dict[str, Any]]] = {"in memory": [], "a tenth in memory": []}
+    data = click_log("wide")
+    outcomes: dict[str, list[Outcome]] = {"in memory": [], "a tenth in memory": []}
     memory: int | None = None
     for number in range(rounds):
         for name, found in outcomes.items():
@@ -174,16 +178,17 @@ def compare_jobs(rounds: int) -> None:
                 memory = int(SHARE * found[0]["serverBytes"])
         figures = ", ".join(f"{name} {found[-1]['samplesPerSecond']:,.0f}" for name, found in outcomes.items())
         print(f"  round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
-    print("\n| wide network | samples/s, median (min - max) | in memory = 1 | held-out log loss |")
-    print("|---|---|---|---|")
+    print("\n| wide network | samples/s, median (min - max) | in memory = 1 | MB of the server | held-out log loss |")
+    print("|---|---|---|---|---|")
     for name, found in outcomes.items():
         rates = [o["samplesPerSecond"] for o in found]
         beside = [o["samplesPerSecond"] for o in outcomes["in memory"]]
-        ratios = [a / b for a, b in zip(rates, beside, strict=True)]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+        memory_used = statistics.median(o["serverBytes"] for o in found) / 1e6
         loss = statistics.median(o["logLoss"] for o in found)
-        rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} - {max(rates):,.0f})"
-        print(f"| {name} | {rate} | {ratio} | {loss:.4f} |")
+        print(
+            f"| {name} | {spread(rates, ',.0f')} | {spread(ratios(rates, beside), '.2f')} | {memory_used:,.0f} "
+            f"| {loss:.4f} |"
+        )
 
 
 def main() -> None:

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 from benchmarks._clicks import read_log
+from benchmarks._environments import TENSORFLOW
 from benchmarks._jobs import Job, Run
-from benchmarks._tensorflow import install_tensorflow, tensorflow_command, tensorflow_variables
+from benchmarks._tensorflow import tensorflow_command, tensorflow_variables
 from examples.paper.prepare import FIELDS, NUMBERS, ClickLogSpec, write_click_log
 
 from experiments.control_groups import ControlGroups, unavailable
@@ -54,7 +55,7 @@ _PATIENCE_SECONDS = 240
 def _unavailable() -> str:
     """Return why TensorFlow cannot be installed here; empty if it is."""
     try:
-        install_tensorflow()
+        TENSORFLOW.install()
     except (subprocess.CalledProcessError, OSError):
         return "TensorFlow could not be installed"
     return ""
@@ -171,6 +172,7 @@ EXPERIMENT = Experiment(
     sources=(
         "experiments/frameworks.py",
         "experiments/control_groups.py",
+        "benchmarks/_environments.py",
         "benchmarks/_jobs.py",
         "benchmarks/_tensorflow.py",
         "benchmarks/_tensorflow_clicks.py",

@@ -33,7 +33,7 @@ def make_model() -> Model:
     """Return the model of the flights example."""
     arguments = SETTINGS["arguments"]
     slots = [(i, i + 1) for i in range(TABLES)]
-    return Model(SETTINGS, SETTINGS["tables"], arguments["embedding_dim"], slots, NUMBERS, arguments["hidden"])
+    return Model.random(SETTINGS, SETTINGS["tables"], arguments["embedding_dim"], slots, NUMBERS, arguments["hidden"])
 
 
 def chief() -> None:

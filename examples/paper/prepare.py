@@ -1,10 +1,10 @@
 """Write a synthetic click log of any length: `python examples/paper/prepare.py --rows N`.
 
-Each of the 26 fields has its own vocabulary, log-uniform between 4 and 280,000 values for a million ids, and draws ids
-by a bounded Zipf law: a few ids make up most accesses, as in real logs. Ids are unique across fields, so one table can
-hold them all. A hidden teacher gives each row its chance of a click: a weight per id, low-rank interactions between all
-pairs of fields, the numbers, and a bias. The label is drawn from that chance. Held-out rows therefore show any loss of
-quality, and the best possible result is known: the AUC of `chances`.
+Each of the fields, by default 26, has its own vocabulary, log-uniform between 4 and 280,000 values for a million ids,
+and draws ids by a bounded Zipf law: a few ids make up most accesses, as in real logs. Ids are unique across fields, so
+one table can hold them all. A hidden teacher gives each row its chance of a click: a weight per id, low-rank
+interactions between all pairs of fields, the numbers, and a bias. The label is drawn from that chance. Held-out rows
+therefore show any loss of quality, and the best possible result is known: the AUC of `chances`.
 
 Rows are drawn in chunks, each with its own seed. Memory does not grow with the log, and a short log is a prefix of a
 longer one with the same seed.
@@ -27,15 +27,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-__all__ = ["FIELDS", "LABEL", "NUMBERS", "Chunk", "ClickLog", "ClickLogSpec", "write_click_log"]
+__all__ = ["FIELDS", "LABEL", "NUMBERS", "Chunk", "ClickLog", "ClickLogSpec", "field_names", "write_click_log"]
 
-FIELDS = tuple(f"c{i}" for i in range(26))
+
+def field_names(count: int) -> tuple[str, ...]:
+    """Names of the columns of `count` fields."""
+    return tuple(f"c{i}" for i in range(count))
+
+
+FIELDS = field_names(26)
 NUMBERS = tuple(f"x{i}" for i in range(13))
 LABEL = "click"
 
 DATA = Path(__file__).parent / "data"  # where the jobs of this example look for it
 CHUNK_ROWS = 65_536
-_SCHEMA = pa.schema([*((n, pa.int64()) for n in FIELDS), *((n, pa.float32()) for n in NUMBERS), (LABEL, pa.int8())])
 _ROWS_PER_FILE = 16 * CHUNK_ROWS
 _RANK = 4  # of the interactions
 # These make about 30 % of the rows clicks and let the best model reach an AUC of about 0.90.
@@ -54,6 +59,7 @@ class ClickLogSpec:
 
     seed: int = 0
     ids: int = 1_000_000  # of all fields together
+    fields: int = len(FIELDS)
     zipf: float = 1.05  # exponent of the ids' law; larger is more skewed
     drift: float = 0.0  # part of each vocabulary by which the popular ids move on within a million rows
 
@@ -65,7 +71,9 @@ class ClickLogSpec:
         """
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, is {self.seed}")
-        least = _SMALLEST_FIELD * len(FIELDS)
+        if self.fields < 1:
+            raise ValueError(f"fields must be at least 1, is {self.fields}")
+        least = _SMALLEST_FIELD * self.fields
         if self.ids < least:
             raise ValueError(f"ids must be at least {least} ({_SMALLEST_FIELD} for each field), is {self.ids}")
         if not 0 < self.zipf <= 4 or self.zipf == 1:
@@ -78,7 +86,7 @@ class ClickLogSpec:
 class Chunk:
     """Consecutive rows of a log."""
 
-    ids: NDArray[np.int64]  # (n, 26)
+    ids: NDArray[np.int64]  # (n, fields)
     numbers: NDArray[np.float32]  # (n, 13)
     chances: NDArray[np.float32]  # (n,), the teacher's
     clicks: NDArray[np.int8]  # (n,), drawn from the chances
@@ -90,25 +98,27 @@ class Chunk:
 
     def table(self) -> Any:
         """The rows as a pyarrow Table; the chances are not in it."""
-        columns: dict[str, NDArray[Any]] = {name: self.ids[:, j] for j, name in enumerate(FIELDS)}
+        fields = field_names(self.ids.shape[1])
+        columns: dict[str, NDArray[Any]] = {name: self.ids[:, j] for j, name in enumerate(fields)}
         columns |= {name: self.numbers[:, j] for j, name in enumerate(NUMBERS)}
-        return pa.table(columns | {LABEL: self.clicks}, schema=_SCHEMA)
+        return pa.table(columns | {LABEL: self.clicks}, schema=_schema(fields))
 
 
 class ClickLog:
     """An endless log.
 
     Attributes:
-        sizes: of the fields' vocabularies, int64 (26,).
+        sizes: of the fields' vocabularies, int64 (fields,).
     """
 
     def __init__(self, spec: ClickLogSpec) -> None:
         self.spec = spec
         random = np.random.default_rng([spec.seed, 0])
-        self.sizes = _vocabularies(random, spec.ids)
+        self.sizes = _vocabularies(random, spec.ids, spec.fields)
         self._begins = np.cumsum(self.sizes) - self.sizes
-        self._weights = random.normal(0, _WEIGHT_STD, spec.ids).astype(np.float32)
-        self._factors = random.normal(0, _FACTOR_STD, (spec.ids, _RANK)).astype(np.float32)
+        share = (len(FIELDS) / spec.fields) ** 0.5  # more fields say no more of a click together
+        self._weights = random.normal(0, _WEIGHT_STD * share, spec.ids).astype(np.float32)
+        self._factors = random.normal(0, _FACTOR_STD * share, (spec.ids, _RANK)).astype(np.float32)
         self._number_weights = random.normal(0, _NUMBER_STD, len(NUMBERS)).astype(np.float32)
         # Which id has which rank: without it the popular ids would be the small ones.
         self._by_rank = [random.permutation(size) for size in self.sizes]
@@ -117,7 +127,7 @@ class ClickLog:
         """Rows `index * CHUNK_ROWS` and on, `CHUNK_ROWS` of them."""
         random = np.random.default_rng([self.spec.seed, 1, index])
         n = CHUNK_ROWS
-        ids = np.empty((n, len(FIELDS)), np.int64)
+        ids = np.empty((n, self.spec.fields), np.int64)
         score = np.full(n, _BIAS, np.float32)
         total, squares = np.zeros((n, _RANK), np.float32), np.zeros(n, np.float32)
         moved = self.spec.drift * index * CHUNK_ROWS / 1e6
@@ -186,7 +196,7 @@ def write_click_log(
         chunks = log.chunks(count, first)
         for part in range(-(-count // _ROWS_PER_FILE)):
             path = folder / name / f"part-{part:05}.parquet"
-            with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
+            with pq.ParquetWriter(path, _schema(field_names(spec.fields)), compression="zstd") as writer:
                 for chunk in itertools.islice(chunks, _ROWS_PER_FILE // CHUNK_ROWS):
                     writer.write_table(chunk.table(), row_group_rows)
                     done += len(chunk.clicks)
@@ -211,10 +221,16 @@ def _holds(folder: Path, recipe: dict[str, Any]) -> bool:
     return False
 
 
-def _vocabularies(random: np.random.Generator, ids: int) -> NDArray[np.int64]:
-    """Sizes of the fields' vocabularies, int64 (26,), `ids` in all."""
-    raw = np.exp(random.uniform(np.log(_SMALLEST_FIELD), np.log(_LARGEST_FIELD), len(FIELDS)))
-    spare = ids - _SMALLEST_FIELD * len(FIELDS)
+def _schema(fields: Sequence[str]) -> Any:
+    """The pyarrow Schema of a log with these fields."""
+    numbers = ((n, pa.float32()) for n in NUMBERS)
+    return pa.schema([*((n, pa.int64()) for n in fields), *numbers, (LABEL, pa.int8())])
+
+
+def _vocabularies(random: np.random.Generator, ids: int, fields: int) -> NDArray[np.int64]:
+    """Sizes of the fields' vocabularies, int64 (fields,), `ids` in all."""
+    raw = np.exp(random.uniform(np.log(_SMALLEST_FIELD), np.log(_LARGEST_FIELD), fields))
+    spare = ids - _SMALLEST_FIELD * fields
     sizes = _SMALLEST_FIELD + (raw * (spare / raw.sum())).astype(np.int64)
     sizes[np.argmax(sizes)] += ids - sizes.sum()
     return np.asarray(sizes)
@@ -230,7 +246,7 @@ def _zipf_ranks(random: np.random.Generator, size: int, exponent: float, rows: i
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description="Write a synthetic click log as parquet: 26 fields, 13 numbers, a click."
+        description="Write a synthetic click log as parquet: fields of one id each, 13 numbers, a click."
     )
     default = ClickLogSpec()
     parser.add_argument("--out", type=Path, default=DATA, help="folder for train/ and held-out/, default: %(default)s")
@@ -238,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=int, default=0, help="rows to evaluate on, default: none")
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
     parser.add_argument("--ids", type=int, default=default.ids, help="of all fields together, default: %(default)s")
+    parser.add_argument("--fields", type=int, default=default.fields, help="default: %(default)s, as the models need")
     parser.add_argument("--zipf", type=float, default=default.zipf, help="exponent of the ids, default: %(default)s")
     parser.add_argument(
         "--drift",
@@ -247,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        spec = ClickLogSpec(options.seed, options.ids, options.zipf, options.drift)
+        spec = ClickLogSpec(options.seed, options.ids, options.fields, options.zipf, options.drift)
         write_click_log(options.out, spec, options.rows, options.held_out, progress=sys.stderr.isatty())
     except (ValueError, OSError) as error:
         parser.error(str(error))

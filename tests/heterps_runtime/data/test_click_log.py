@@ -61,6 +61,19 @@ def test_the_same_seed_gives_the_same_rows_and_a_longer_log_begins_with_them() -
     assert (other.ids[:1_000] != one.chunk(0).ids[:1_000]).any()
 
 
+def test_more_fields_make_clicks_as_predictable_as_few() -> None:
+    log = ClickLog(ClickLogSpec(seed=1, fields=100))
+    rows = log.chunk(0)
+    begins = np.cumsum(log.sizes) - log.sizes
+    assert rows.ids.shape == (CHUNK_ROWS, 100)
+    assert log.sizes.sum() == 1_000_000
+    assert (rows.ids >= begins).all()
+    assert (rows.ids < begins + log.sizes).all()
+    assert rows.table().column_names == [*(f"c{i}" for i in range(100)), *NUMBERS, LABEL]
+    assert 0.2 < rows.clicks.mean() < 0.4
+    assert 0.87 < area_under_curve(rows.chances, rows.clicks) < 0.93
+
+
 def test_drift_brings_ids_that_were_not_popular_before() -> None:
     def shared_favourites(drift: float) -> int:
         log = ClickLog(ClickLogSpec(seed=5, ids=100_000, drift=drift))
@@ -103,6 +116,7 @@ def test_the_command_writes_both_splits_and_leaves_a_finished_log_alone(
         ("--rows", "0", "rows must be at least 1, is 0"),
         ("--held-out", "-1", "held-out must be at least 0, is -1"),
         ("--ids", "100", "ids must be at least 104"),
+        ("--fields", "0", "fields must be at least 1, is 0"),
         ("--zipf", "1", "zipf must be above 0, at most 4, and not 1"),
         ("--drift", "2", "drift must be 0..1, is 2"),
         ("--seed", "-1", "seed must be at least 0, is -1"),

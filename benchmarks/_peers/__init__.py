@@ -1,0 +1,1 @@
+"""The bench of peers: what `benchmarks.peers` runs, stores and shows."""
