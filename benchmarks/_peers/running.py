@@ -71,7 +71,8 @@ def run_entrant(
     all_settings = {**settings, **entrant.settings, "folder": str(folder), "cluster": _addresses(entrant)}
     (folder / "settings.json").write_text(json.dumps(all_settings))
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-    measured = _Measured()
+    ended: dict[int, float] = {}  # session -> processor seconds
+    measured = _Measured(ended)
     with ExitStack() as stack:
         started = []
         for position, (role, index) in enumerate(names):
@@ -79,7 +80,7 @@ def run_entrant(
             command += [str(folder / "settings.json"), role.name, str(index)]
             log = folder / f"{role.name}-{index}.log"
             started.append(
-                stack.enter_context(_process(command, _variables(entrant, all_settings), log, position, events))
+                stack.enter_context(_process(command, _variables(entrant, all_settings), log, position, events, ended))
             )
         measured.sessions = started
         awaited = {position for position, (role, _) in enumerate(names) if role.ends}
@@ -100,9 +101,14 @@ def run_entrant(
 
 
 class _Measured:
-    """What the processes have told, and processor times at those moments."""
+    """What the processes have told, and processor times at those moments.
 
-    def __init__(self) -> None:
+    Args:
+        ended: processor seconds of sessions that have ended, which the kernel forgets.
+    """
+
+    def __init__(self, ended: Mapping[int, float]) -> None:
+        self._ended = ended
         self.sessions: list[int] = []
         self._begins: list[float] = []
         self._ends: list[float] = []
@@ -124,7 +130,8 @@ class _Measured:
             self._quality = facts
 
     def _look(self) -> tuple[float, float]:
-        return _processor_seconds(self.sessions), _busy_seconds()
+        running = _processor_seconds(self.sessions)  # before those that end meanwhile
+        return sum({**running, **self._ended}.values()), _busy_seconds()
 
     def outcome(self, entrant: Entrant, task: Task) -> Outcome:
         """Sum up."""
@@ -156,6 +163,7 @@ def _process(
     log: Path,
     position: int,
     events: queue.SimpleQueue[_Event],
+    ended: dict[int, float],
 ) -> Iterator[int]:
     """Run a process; yield its pid, which is also its session and its process group. All end with the context."""
     with log.open("wb") as errors:
@@ -171,7 +179,7 @@ def _process(
         )
     assert process.stdout is not None
     reader = threading.Thread(target=_read, args=(process.stdout, position, events))
-    watcher = threading.Thread(target=_watch, args=(process, reader, position, events))
+    watcher = threading.Thread(target=_watch, args=(process, reader, position, events, ended))
     reader.start()
     watcher.start()
     try:
@@ -197,11 +205,16 @@ def _read(lines: IO[str], position: int, events: queue.SimpleQueue[_Event]) -> N
 
 
 def _watch(
-    process: subprocess.Popen[str], reader: threading.Thread, position: int, events: queue.SimpleQueue[_Event]
+    process: subprocess.Popen[str],
+    reader: threading.Thread,
+    position: int,
+    events: queue.SimpleQueue[_Event],
+    ended: dict[int, float],
 ) -> None:
     """Tell of a process's end, after all that it has printed."""
     # As long as it is not waited for, no other process can get its group's number.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    ended.update(_processor_seconds([process.pid]))
     os.killpg(process.pid, signal.SIGKILL)  # its children would keep its output open
     code = process.wait()
     reader.join()
@@ -234,14 +247,15 @@ def _addresses(entrant: Entrant) -> dict[str, list[str]]:
     return found
 
 
-def _processor_seconds(sessions: list[int]) -> float:
-    """Return the processor time of all processes of some sessions."""
-    total = 0.0
+def _processor_seconds(sessions: list[int]) -> dict[int, float]:
+    """Return the processor time of all processes of each of some sessions."""
+    found = dict.fromkeys(sessions, 0.0)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[3]) in sessions:
-                total += processor_seconds(int(stat.parent.name))
-    return total
+            session = int(stat.read_text().rpartition(")")[2].split()[3])
+            if session in found:
+                found[session] += processor_seconds(int(stat.parent.name))
+    return found
 
 
 def _busy_seconds() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ def run(entrant: Entrant, cell: Cell) -> Outcome:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has programs in the background ignore it
     entrant = fake("has children", Role("worker"))
     results = Results(FOLDER / "peers.json", {})
     peers.measure([Cell("deep", "fp32")], {"deep": [entrant]}, 1, results, run)

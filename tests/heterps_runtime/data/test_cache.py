@@ -19,6 +19,7 @@ import pytest
 from heterps_runtime.data import DataError, Dataset, DataSpec, open_dataset, source
 from heterps_runtime.data.errors import DataCacheError
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
+from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
@@ -272,5 +273,5 @@ def test_a_quantity_of_any_length_is_read(text: str) -> None:
 
 
 def test_a_quantity_of_less_than_a_byte_is_refused() -> None:
-    with pytest.raises(DataError, match="must be above zero"):
+    with pytest.raises(UserError, match="must be above zero"):
         parse_bytes("0." + "0" * 400 + "1", "field")

@@ -358,7 +358,7 @@ def test_dense_columns_may_be_any_numbers_or_booleans(tmp_path: Path, convert: C
     ],
 )
 def test_wrong_fields_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         make_spec(tmp_path, "train", **changes)
 
 
