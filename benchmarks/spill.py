@@ -1,13 +1,13 @@
 """Rows on disk: a table of ten times the memory, beside the same table in memory, and beside RocksDB.
 
-    python -m benchmarks.spill [--rounds 3] [--part store|job|both] [--cold]
+    python -m benchmarks.spill [--rounds 3] [--part store|job|both] [--cold] [--models wide deep]
 
 store: one thread, 2 million rows of dimension 16 with row-wise Adagrad, a tenth of them in memory. Each step draws
 20,000 ids by a Zipf law of 1.05, pulls their rows and applies a gradient to them. Clock time, of interleaved steps.
 RocksDB takes part if `rocksdict` is installed (`pip install rocksdict`): its block cache has the same memory.
 
-job: two workers and a server train the wide network, whose time is that of its rows, on a click log of a million ids
-(Zipf 1.05). The first epoch creates the rows; the second one counts.
+job: two workers and a server train the wide network, whose time is that of its rows, and the deep one, whose time is
+that of products, on a click log of a million ids (Zipf 1.05). The first epoch creates the rows; the second one counts.
 
 The kernel keeps files in memory that nobody else needs. With --cold, part `store` makes it forget them before each
 step, so that each row comes from the disk of this machine.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks._clicks import CACHE, TRAIN_ROWS, click_log
+from benchmarks._clicks import CACHE, NETWORKS, TRAIN_ROWS, click_log
 from benchmarks._heterps import Moment, Outcome, on_cores
 from benchmarks._ratios import ratios, spread
 from numpy.typing import NDArray
@@ -153,7 +153,7 @@ def compare_stores(folder: Path, *, cold: bool) -> None:
         print(f"| {entrant.name} | {times} | {statistics.median(entrant.rows_read):,.0f} |")
 
 
-def train(data: Path, memory: int | None, folder: Path) -> Outcome:
+def train(model: str, data: Path, memory: int | None, folder: Path) -> Outcome:
     """Train two epochs with HeterPS, of which the first does not count; the outcome has the bytes of the server."""
     held: list[float] = []
 
@@ -161,24 +161,24 @@ def train(data: Path, memory: int | None, folder: Path) -> Outcome:
         held.append(next(m["totals"]["bytes"] for m in moment.status["members"] if m["name"] == "ps-0"))
 
     spill = None if memory is None else {"memory": memory}
-    with on_cores("wide", data, folder, 2 * EPOCH, BATCH, WORKERS, spill=spill) as job:
+    with on_cores(model, data, folder, 2 * EPOCH, BATCH, WORKERS, spill=spill) as job:
         return job.measure(2 * EPOCH, remember, skip=EPOCH) | {"serverBytes": held[-1]}
 
 
-def compare_jobs(rounds: int) -> None:
+def compare_jobs(model: str, rounds: int) -> None:
     """Train with all rows in memory and with a tenth of them, in turns, and print throughput and loss."""
-    data = click_log("wide")
+    data = click_log(model)
     outcomes: dict[str, list[Outcome]] = {"in memory": [], "a tenth in memory": []}
     memory: int | None = None
     for number in range(rounds):
         for name, found in outcomes.items():
             with tempfile.TemporaryDirectory(prefix="heterps-spill-") as folder:
-                found.append(train(data, memory if name != "in memory" else None, Path(folder)))
+                found.append(train(model, data, memory if name != "in memory" else None, Path(folder)))
             if memory is None:
                 memory = int(SHARE * found[0]["serverBytes"])
         figures = ", ".join(f"{name} {found[-1]['samplesPerSecond']:,.0f}" for name, found in outcomes.items())
-        print(f"  round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
-    print("\n| wide network | samples/s, median (min - max) | in memory = 1 | MB of the server | held-out log loss |")
+        print(f"  {model}, round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
+    print(f"\n| {model} | samples/s, median (min - max) | in memory = 1 | MB of the server | held-out log loss |")
     print("|---|---|---|---|---|")
     for name, found in outcomes.items():
         rates = [o["samplesPerSecond"] for o in found]
@@ -196,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="of jobs; default: 3")
     parser.add_argument("--part", choices=("store", "job", "both"), default="both")
+    parser.add_argument("--models", choices=NETWORKS, nargs="+", default=["wide", "deep"], help="default: wide deep")
     parser.add_argument("--cold", action="store_true", help="read rows from the disk, not from the kernel's memory")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -203,7 +204,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="spill-", dir=CACHE) as folder:
             compare_stores(Path(folder), cold=options.cold)
     if options.part != "store":
-        compare_jobs(options.rounds)
+        for model in options.models:
+            compare_jobs(model, options.rounds)
 
 
 if __name__ == "__main__":
