@@ -9,7 +9,7 @@ RocksDB takes part if `rocksdict` is installed (`pip install rocksdict`): its bl
 job: two workers and a server train the wide network, whose time is that of its rows, and the deep one, whose time is
 that of products, on a click log of a million ids (Zipf 1.05). The first epoch creates the rows; the second one counts.
 
-The kernel keeps files in memory that nobody else needs. With --cold, part `store` makes it forget them before each
+The kernel keeps files in memory that is not used otherwise. With --cold, part `store` makes it forget them before each
 step, so that each row comes from the disk of this machine.
 """
 

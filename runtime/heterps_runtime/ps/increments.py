@@ -1,6 +1,6 @@
 """Which files of earlier checkpoints a server's next one can build on.
 
-A checkpoint of rows is a file of all rows, followed by files of those that have changed since. Whoever reads them in
+A checkpoint of rows is a file of all rows, followed by files of those that have changed since. A program that reads them in
 this order ends with the newest value of each row.
 """
 
