@@ -1,7 +1,7 @@
 """Which files of earlier checkpoints a server's next one can build on.
 
-A checkpoint of rows is a file of all rows, followed by files of those that have changed since. A program that reads them in
-this order ends with the newest value of each row.
+A checkpoint of rows is a file of all rows, followed by files of those that have changed since. Reading them in this
+order ends with the newest value of each row.
 """
 
 from __future__ import annotations
