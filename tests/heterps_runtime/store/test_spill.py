@@ -199,6 +199,7 @@ def test_stores_share_memory_by_what_they_want(tmp_path: Path) -> None:
     other.apply([(np.arange(NUM_IDS), np.ones((NUM_IDS, 16), np.float32))], 1.0, 1)
     reference = one.pull(np.arange(10))  # gives memory back
     assert spilled(one)._frames.num_used == spilled(other)._frames.num_used == 500
+    assert spilled(one)._frames.num_begun == 500, "frames behind these have no memory"
     same(all_rows(one), all_rows(other))
     assert np.array_equal(reference, other.pull(np.arange(10)))
 
