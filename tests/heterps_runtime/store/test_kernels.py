@@ -73,6 +73,16 @@ def test_a_slab_gives_the_memory_of_its_first_rows_back() -> None:
     assert not slab.array.any()
 
 
+def test_a_slab_gives_the_memory_behind_its_first_rows_back() -> None:
+    slab = Slab(np.int64, capacity=1 << 20)  # 8 MiB
+    slab.array[:] = 7
+    slab.release_after((1 << 19) - 5)  # up to the next unit of 2 MiB, memory stays
+    assert (slab.array[: 1 << 19] == 7).all()
+    assert not slab.array[1 << 19 :].any()
+    slab.release_after(1 << 20)
+    assert (slab.array[: 1 << 19] == 7).all()
+
+
 def test_populated_memory_causes_no_faults() -> None:
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
