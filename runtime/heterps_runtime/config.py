@@ -68,6 +68,7 @@ class RunConfig:
     precision: Literal["fp32", "fp64", "bf16", "tf32"]
     wire_precision: Literal["full", "fp16", "bf16"]
     spill: SpillConfig | None  # None: servers keep all rows in memory
+    replication: int  # number of servers that hold each row
     encrypted: bool  # links between processes
     checkpoint_path: str
     checkpoint_every: int  # steps
@@ -182,6 +183,7 @@ class RunConfig:
             precision=training["precision"],
             wire_precision=servers["wirePrecision"],
             spill=_spill(servers.get("spill"), work),
+            replication=servers.get("replication", 1),
             encrypted=spec.get("encryption") == "Required",
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],

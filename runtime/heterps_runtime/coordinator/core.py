@@ -22,9 +22,9 @@ from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.membership.gathering import Gathering
-from heterps_runtime.coordinator.membership.leaving import Leaving as LeavingWorkers
+from heterps_runtime.coordinator.membership.leaving import Leaving as LeavingMembers
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
-from heterps_runtime.coordinator.membership.members import Member, Roster, check_pools
+from heterps_runtime.coordinator.membership.members import Member, Roster, check_plan
 from heterps_runtime.coordinator.membership.membership import Membership
 from heterps_runtime.coordinator.progress import CHECKPOINT, Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
@@ -75,12 +75,12 @@ class CoordinatorCore:
         self._effects = effects
         self.clock = clock
         self.liveness = Liveness(clock, heartbeat_seconds)
-        self.membership = Membership(effects, config.pools)
+        self.membership = Membership(effects, config.pools, config.replication)
         self.gathering = Gathering(self.membership, self._form_generation)
         self.steps = Steps(config)
         self.checkpoints = Checkpoints(effects, journal)
         self.evaluation = Evaluation(merge_evaluation)
-        self._leaving = LeavingWorkers()
+        self._leaving = LeavingMembers()
         self.progress = Progress(config)
         self.phase = JobPhase.PROFILING
         self.resumed_from: int | None = None  # step of the checkpoint that this run resumed from
@@ -108,7 +108,7 @@ class CoordinatorCore:
         """
         if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
-        check_pools(plan, self.config.pools, encrypted=self.config.encrypted)
+        check_plan(plan, self.config.pools, encrypted=self.config.encrypted, replication=self.config.replication)
         if self.membership.roster is not None:
             return self._rescale(self.membership.roster, plan)
         self.membership.roster = roster = Roster(plan)
@@ -188,11 +188,11 @@ class CoordinatorCore:
     def leave(self, name: str) -> bool:
         """Note that the coordinator or a member was told to end from outside; returns whether it works on for now.
 
-        What the coordinator and servers hold goes on elsewhere only from a checkpoint, so one is written first.
+        What only the coordinator or a server holds goes on elsewhere from a checkpoint, so one is written first.
         """
         if not self.unsaved:
             return False
-        if (member := self.membership.member(name)) and member.is_worker:
+        if self.membership.member(name) and self.membership.can_spare(name, self._leaving.names):
             self._leaving.note(name, self.clock())
         elif self.phase == JobPhase.TRAINING:
             self._left |= not self._stop_requested
@@ -217,7 +217,7 @@ class CoordinatorCore:
         for name in list(members.roster.present):
             if self.liveness.lost(name):
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
-        for member in self._leaving.due(self.clock()) if not self._stop_requested else ():
+        for member in self._leaving.due(self.clock(), members.can_spare) if not self._stop_requested else ():
             self._dismiss(member)
         idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:

@@ -1,4 +1,8 @@
-"""The process of a parameter server: one thread between its sockets and its shard.
+"""The process of a parameter server: one thread between its sockets and its shards.
+
+It answers for one shard. With `parameterServer.replication` it also holds copies of those of the servers before it. All
+copies of a shard get the same pushes and commits, so a server that has lost its state copies it from another one
+(`recovery`).
 
 A pull names the version (number of commits) that it needs. A pull that arrives too early is parked, and answered right
 after the commit that it waits for, which saves a round trip.
@@ -20,10 +24,13 @@ from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import Wakeup, log
 from heterps_runtime.processes.work import WorkCounter
+from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Part, Saver
+from heterps_runtime.slots import shards_of
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.warm import warm_up_server
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
@@ -31,12 +38,14 @@ from heterps_runtime.wire.messages import (
     Array,
     Checkpoint,
     Commit,
+    CopyRows,
+    CopyShard,
     Define,
     Defined,
     Dense,
-    FromServer,
     Generation,
     Join,
+    Message,
     Order,
     Pull,
     PullDense,
@@ -79,9 +88,15 @@ class ParameterServer(Member):
         ports: Ports = FREE_PORTS,
     ) -> None:
         self._wakeup = Wakeup()
+        self._index = index
+        self._security = credentials.security
         super().__init__(ControlLink(credentials, ps_name(index)), self._wakeup.wake)
         self._config = config
-        self._shard = Shard(config, index)
+        spill = config.spill
+        self._spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
+        self._shard = Shard(config, index, self._spill)
+        self._copies: dict[int, Shard] = {}  # of other servers' shards, by index
+        self._recovery: Recovery | None = None  # in progress
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
@@ -115,8 +130,8 @@ class ParameterServer(Member):
         rows = Gauge("heterps_ps_rows", "Rows stored", registry=self._registry)
         rows.set_function(lambda: self._shard.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
-        memory.set_function(lambda: self._shard.num_bytes)
-        if (space := self._shard.spill) is not None:
+        memory.set_function(lambda: self._num_bytes)
+        if (space := self._spill) is not None:
             disk = Gauge("heterps_ps_disk_bytes", "Disk of rows and state", registry=self._registry)
             disk.set_function(lambda: space.nbytes)
             read = Gauge("heterps_ps_disk_rows_read", "Rows read from disk", registry=self._registry)
@@ -124,7 +139,7 @@ class ParameterServer(Member):
             written = Gauge("heterps_ps_disk_rows_written", "Rows written to disk", registry=self._registry)
             written.set_function(lambda: space.num_written)
         self._metrics_server = MetricsServer(self._registry, host, ports.metrics)
-        self._index = index
+        self._poller = zmq.Poller()
         self._pool = pool
         self._address = address
 
@@ -145,6 +160,7 @@ class ParameterServer(Member):
             self._serve()
         finally:  # the thread that writes would wait for rows
             self._shard.cancel_copies("the server ends")
+        self._end_recovery()
         self._saver.close()
         self._link.close()
         self._metrics_server.close()
@@ -153,20 +169,20 @@ class ParameterServer(Member):
         self._context.term()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
         for socket in (*self._link.pollables, self._listener.socket, self._wakeup):
-            poller.register(socket, zmq.POLLIN)
+            self._poller.register(socket, zmq.POLLIN)
         copying = False
         while not self._ended:
-            poller.poll(0 if copying else POLL_MILLISECONDS)
+            self._poller.poll(0 if copying else POLL_MILLISECONDS)
             # The coordinator first: a commit releases parked pulls, and a new generation invalidates queued requests.
             self._follow_coordinator()
             try:
                 self._take_requests()
+                self._recover()
             except ProtocolError as error:
                 self._join_again(str(error))
             except DamagedError as error:  # `define` reads in whichever generation comes first
-                self._restore_failed(self._shard.restores_from, error)
+                self._restore_failed(self._restores_from, error)
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
@@ -193,6 +209,9 @@ class ParameterServer(Member):
                 self._count(self._shard.commit_rows(order.step, order.batch_size))
                 self._commits.inc()
                 self._release()
+                for shard in self._copies.values():  # no worker waits for them
+                    shard.commit_dense(order.step, order.batch_size)
+                    shard.commit_rows(order.step, order.batch_size)
             case Checkpoint():
                 self._saver.save(order, lambda: self._shard.committed, lambda: self._snapshot(order))
 
@@ -209,9 +228,7 @@ class ParameterServer(Member):
         return replace(part, totals=self._totals())
 
     def _join(self) -> None:
-        self._generation = _NONE
-        self._saver.forget()
-        self._parked.clear()
+        self._leave_generation()
         self._link.join(
             Join(
                 role=Role.PS,
@@ -226,28 +243,90 @@ class ParameterServer(Member):
 
     def _begin_generation(self, announced: Generation) -> None:
         restore, held = announced.restore, (self._lineage, self._shard.committed)
-        if restore is None and held != (announced.lineage, announced.committed):
+        copies = restore is None and self._index in announced.missing
+        if restore is None and not copies and held != (announced.lineage, announced.committed):
             self._join_again(f"generation {announced.generation} needs a state that this server does not have")
             return
+        self._leave_generation()
         self._generation, self._lineage = announced.generation, announced.lineage
-        self._saver.forget()
-        self._parked.clear()
         self._listener.begin(announced.generation)
-        self._shard.begin_generation(len(announced.servers), announced.earlier_steps)
+        self._hold(len(announced.servers))
+        for shard in self._shards.values():
+            shard.begin_generation(len(announced.servers), announced.earlier_steps)
         if restore is not None:
             try:
                 self._reset(restore.folder)
             except DamagedError as error:
                 self._restore_failed(restore.folder or "", error)
                 return
+        if copies:
+            self._begin_recovery(announced)
+        else:
+            self._become_ready()
+
+    def _leave_generation(self) -> None:
+        self._generation = _NONE
+        self._end_recovery()
+        self._saver.forget()
+        self._parked.clear()
+
+    def _become_ready(self) -> None:
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
         early, self._early = self._early, []
         for sender, request in early:
             self._request(sender, request)
 
+    def _hold(self, num_servers: int) -> None:
+        """Hold this server's shard, and copies of those of the servers before it."""
+        others = shards_of(self._index, num_servers, self._config.replication)[1:]
+        self._copies = {i: self._copies.get(i) or Shard(self._config, i, self._spill) for i in others}
+
+    @property
+    def _shards(self) -> dict[int, Shard]:
+        return {self._index: self._shard, **self._copies}
+
+    @property
+    def _num_bytes(self) -> int:
+        """Bytes of rows, state, dense parameters and statistics; any thread may ask."""
+        return sum(shard.num_bytes for shard in self._shards.values())
+
+    # --- recovery -----------------------------------------------------------------------------------------------------
+
+    def _begin_recovery(self, announced: Generation) -> None:
+        """Copy the state that this server has lost from the others; until then it has none."""
+        log(f"generation {announced.generation}: copying the state of step {announced.committed} from other servers")
+        self._lineage = 0
+        place = (self._context, self._security, self._link.name)
+        self._recovery = recovery = Recovery(*place, announced, self._shards, self._config.replication, self._storage)
+        for socket in recovery.pollables:
+            self._poller.register(socket, zmq.POLLIN)
+        self._link.status = lambda: f"copying rows: {recovery.num_rows:,} of {recovery.total_rows:,}"
+
+    def _recover(self) -> None:
+        """Go on with the recovery, if one is in progress."""
+        if self._recovery is not None and self._recovery.advance():
+            self._lineage = self._recovery.lineage
+            self._end_recovery()
+            self._become_ready()
+
+    def _end_recovery(self) -> None:
+        if self._recovery is not None:
+            for socket in self._recovery.pollables:
+                self._poller.unregister(socket)
+            self._recovery.close()
+            self._recovery = None
+
+    @property
+    def _restores_from(self) -> str:
+        """Folder of the checkpoint that is being read; empty if there is none."""
+        if self._recovery is not None:
+            return self._recovery.checkpoint
+        return next((shard.restores_from for shard in self._shards.values() if shard.restores_from), "")
+
     def _restore_failed(self, folder: str, error: DamagedError) -> None:
-        self._shard.reset(self._storage, None)
+        for shard in self._shards.values():
+            shard.reset(self._storage, None)
         self._lineage = 0
         self._cannot_restore(self._generation, folder, error)
 
@@ -255,22 +334,24 @@ class ParameterServer(Member):
         """Start from a checkpoint, of which this server verifies files that it will read, or from scratch."""
         if folder is None:
             log(f"generation {self._generation}: starting empty")
-            self._shard.reset(self._storage, None)
+            for shard in self._shards.values():
+                shard.reset(self._storage, None)
             return
         log(f"generation {self._generation}: restoring {folder}")
         manifest = read_manifest(self._storage, folder)
-        files = self._shard.files_to_verify(manifest)
+        files = {entry: None for shard in self._shards.values() for entry in shard.files_to_verify(manifest)}
         self._show_progress(f"verifying {folder}", sum(entry.bytes for entry in files))
         for entry in files:
             verify_file(self._storage, folder, entry, manifest.origin)
-        self._shard.reset(self._storage, manifest)
+        for shard in self._shards.values():
+            shard.reset(self._storage, manifest)
 
     def _show_progress(self, doing: str, size: int) -> None:
         """Show how many of some bytes are read."""
         begun = self._work.total
         self._link.status = lambda: f"{doing}: {(self._work.total - begun) / 1e9:.1f} of {size / 1e9:.1f} GB"
 
-    # --- the workers --------------------------------------------------------------------------------------------------
+    # --- workers and other servers ------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
         """Handle every request that has arrived.
@@ -281,15 +362,15 @@ class ParameterServer(Member):
         while (received := self._listener.receive()) is not None:
             sender, request = received
             if not isinstance(request, ToServer):
-                raise ProtocolError(f"a worker sent an unexpected {request.op!r} message")
+                raise ProtocolError(f"a peer sent an unexpected {request.op!r} message")
             self._request(sender, request)
 
     def _request(self, sender: bytes, request: ToServer) -> None:
-        if request.generation > self._generation:
-            self._early.append((sender, request))  # the coordinator's announcement has not arrived yet
-            return
         if request.generation < self._generation:
             self._refused.inc()
+            return
+        if request.generation > self._generation or self._recovery is not None:
+            self._early.append((sender, request))  # the coordinator's announcement, or the state, has not arrived yet
             return
         match request:
             case Pull() | PullDense() if self._is_early(request):
@@ -301,13 +382,28 @@ class ParameterServer(Member):
             case PullDense():
                 self._send(sender, Dense(request.request, self._shard.pull_dense(request.names)))
             case Push():
-                self._shard.push(request.step, request.worker, self._read_push(request))
-                self._send(sender, Ack(request.step))
+                self._held(request).push(request.step, request.worker, self._read_push(request))
+                self._send(sender, Ack(request.step, request.shard))
             case Define():
-                self._show_progress("loading rows", self._shard.bytes_to_load)
-                self._shard.define(request.tables, request.dense, request.statistics)
+                shard = self._held(request)
+                self._show_progress("loading rows", shard.bytes_to_load)
+                shard.define(request.tables, request.dense, request.statistics)
                 self._link.status = "ready"
-                self._send(sender, Defined())
+                self._send(sender, Defined(request.shard))
+            case CopyShard() | CopyRows():
+                self._send(sender, answer(self._held(request), request))
+
+    def _held(self, request: Define | Push | CopyShard | CopyRows) -> Shard:
+        """The shard that a request is for.
+
+        Raises:
+            ProtocolError: this server does not hold it.
+        """
+        shard = self._shards.get(request.shard)
+        if shard is None:
+            held = sorted(self._shards)
+            raise ProtocolError(f"a {request.op} is for shard {request.shard}, this server holds {held}")
+        return shard
 
     def _is_early(self, request: Pull | PullDense) -> bool:
         """Whether a pull has to wait for a commit."""
@@ -326,14 +422,15 @@ class ParameterServer(Member):
     def _read_push(self, push: Push) -> Gradients:
         chunks = []
         for chunk in push.chunks:
-            self._pushed.inc(len(chunk.keys))
+            if push.shard == self._index:
+                self._pushed.inc(len(chunk.keys))
             if len(chunk.keys):
                 gradients = decode(chunk.gradients, self._config.wire_precision, self._config.dtype_name)
                 chunks.append((chunk.dim, chunk.keys, gradients))
         return Gradients(tuple(chunks), push.dense, push.statistics)
 
-    def _send(self, sender: bytes, answer: FromServer) -> None:
-        self._listener.send(sender, answer)
+    def _send(self, sender: bytes, message: Message) -> None:
+        self._listener.send(sender, message)
 
     def _release(self) -> None:
         """Answer pulls that waited for the latest commit."""
@@ -345,7 +442,7 @@ class ParameterServer(Member):
     def _totals(self) -> dict[str, float]:
         return {
             "rows": float(self._shard.num_rows),
-            "bytes": float(self._shard.num_bytes),
+            "bytes": float(self._num_bytes),
             "candidates": float(self._shard.num_candidates),
             **{name: float(count) for name, count in self._moved.items()},
             work.TOTAL: float(self._work.total),

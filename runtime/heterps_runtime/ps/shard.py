@@ -1,4 +1,4 @@
-"""The state of a parameter server, without sockets.
+"""The state of a parameter server, or a copy of another one's, without sockets.
 
 Gradients are kept until their step is committed and then applied at once, so that rows and dense parameters get the
 gradient of the whole batch, as in a single process. Pushes are added in the order of the workers' names, so that the
@@ -26,6 +26,7 @@ from heterps_runtime.checkpoint import (
     imported_values,
     iterate_rows,
     read_dense,
+    read_manifest,
     read_pieces,
 )
 from heterps_runtime.checkpoint.restore import RowBlock
@@ -45,9 +46,10 @@ from heterps_runtime.store.keyed import LAST_STEP, ROWS, KeyedRows
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
-from heterps_runtime.wire.messages import DensePiece
+from heterps_runtime.wire.messages import DensePiece, ShardState
 
 __all__ = ["Gradients", "Shard"]
 
@@ -70,17 +72,17 @@ class Shard:
 
     Args:
         config: the job.
-        index: of this server.
+        index: of the server that answers for it.
+        spill: where rows that do not fit into memory go; None: all are in memory.
     """
 
-    def __init__(self, config: RunConfig, index: int) -> None:
+    def __init__(self, config: RunConfig, index: int, spill: SpillSpace | None = None) -> None:
         self._config = config
         self._index = index
         self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
         self._init = EmbeddingInit.from_manifest(config.embedding_init)
         self._dtype = np.dtype(config.dtype_name)
-        spill = config.spill
-        self.spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
+        self._spill = spill
         self.committed = 0  # steps in the rows
         self.dense_committed = 0  # steps in the dense parameters: one more during a commit
         self.tables: dict[int, Table] = {}
@@ -138,7 +140,7 @@ class Shard:
         for dim, specs in by_dim.items():
             if dim not in self.stores:
                 layout = dim, self._dtype, self._sparse_optimizer
-                self.stores[dim] = RowStore(*layout, self._config.seed, specs, self.spill)
+                self.stores[dim] = RowStore(*layout, self._config.seed, specs, self._spill)
         unknown = {n: piece for n, piece in dense.items() if n not in self._places}
         missing = {n: v for n, v in statistics.items() if n not in self.statistics.names}
         if self._restore is not None:
@@ -279,7 +281,7 @@ class Shard:
 
     def read_ahead(self, keys: Mapping[int, Array]) -> None:
         """Read rows that are on disk, because `pull` will need these keys after the next commit."""
-        if self.spill is not None:
+        if self._spill is not None:
             for dim, of_dim in keys.items():
                 self.stores[dim].read_ahead(of_dim)
 
@@ -325,6 +327,65 @@ class Shard:
     def _number(self, step: int) -> int:
         """Number of a step for the optimizers, from 1, with those that their state had before this job."""
         return self._earlier_steps + step + 1
+
+    # --- copies for other servers -------------------------------------------------------------------------------------
+
+    def describe(self) -> ShardState:
+        """All of the shard but its rows, for a server that copies it."""
+        values = zip(self._places.items(), self.dense.pull(self._places), strict=True)
+        dense = {name: DensePiece(place.start, place.shape, piece) for (name, place), piece in values}
+        optimizer = {name: value for name, value in self.dense.snapshot().items() if name not in dense}
+        # Workers have defined all of it before the first commit.
+        folder = self.restores_from if self._restore and self._restore[1].step == self.committed else ""
+        rows = {name: len(store) for name, store in self._parts.items()}
+        tables = tuple(self.tables.values())
+        return ShardState(self._index, tables, dense, optimizer, self.statistics.snapshot(), folder, rows)
+
+    def copy_from(self, part: str, start: int) -> tuple[RowChunk, int]:
+        """Copy some rows; see `KeyedRows.copy_from`.
+
+        Args:
+            part: name of a group of rows, or of their candidates.
+            start: place of the first one.
+
+        Raises:
+            ValueError: there is no such part, or `start` is negative.
+        """
+        return self._part(part).copy_from(start)
+
+    def begin_copy(self, state: ShardState, committed: int, storage: Storage) -> None:
+        """Become a copy of another server's shard, without its rows, which `take_rows` adds.
+
+        Args:
+            state: what the other server's `describe` returned.
+            committed: steps in it.
+            storage: of the checkpoint that has what no worker has defined yet.
+
+        Raises:
+            StorageError, DamagedError: that checkpoint cannot be read.
+        """
+        manifest = read_manifest(storage, state.checkpoint) if state.checkpoint else None
+        self.reset(storage, None)
+        self.define(state.tables, state.dense, state.statistics)
+        self.dense.load({name: piece.values for name, piece in state.dense.items()} | state.optimizer)
+        for part, count in state.parts.items():
+            self._part(part).reserve(count)
+        self._restore = (storage, manifest) if manifest else None
+        self.committed = self.dense_committed = committed
+
+    def take_rows(self, part: str, keys: Array, columns: Mapping[str, Array]) -> None:
+        """Add rows (n, dim) of a part and their state, by the names of `RowChunk.columns`.
+
+        Raises:
+            ValueError: there is no such part, or they do not fit it.
+        """
+        state = {name.removeprefix("state/"): values for name, values in columns.items() if name != ROWS}
+        self._part(part).load(keys, columns.get(ROWS), state)
+
+    def _part(self, name: str) -> KeyedRows:
+        if name not in self._parts:
+            raise ValueError(f"part: must be one of {sorted(self._parts)}, is {name!r}")
+        return self._parts[name]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from heterps_runtime.partition.access import Ages
 from heterps_runtime.store.ageing import by_period, find_due, stamp
-from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes
+from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes, find_marked
 from heterps_runtime.store.index import MAX_ROWS, HashIndex
 from heterps_runtime.store.initial import ID_BITS, TableSpec
 from heterps_runtime.store.kernel import Int32s, Int64s, view
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import gather_rows, scatter_rows
 from heterps_runtime.store.memory import Slab
-from heterps_runtime.store.snapshot import RowChunk, RowSnapshot
+from heterps_runtime.store.snapshot import RowChunk, RowSnapshot, rows_of_piece
 from heterps_runtime.store.values import Values
 
 __all__ = ["LAST_STEP", "ROWS", "KeyedRows"]
@@ -138,6 +138,27 @@ class KeyedRows:
     def end_snapshot(self) -> None:
         """Forget a snapshot that is done, or that is not needed any more."""
         self._snapshot = None
+
+    def copy_from(self, start: int) -> tuple[RowChunk, int]:
+        """Copy some rows of a store that does not change meanwhile.
+
+        Args:
+            start: place of the first row that may be copied; 0 at first.
+
+        Returns:
+            As many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
+
+        Raises:
+            ValueError: `start` is negative.
+        """
+        if start < 0:
+            raise ValueError(f"start: must not be negative, is {start}")
+        found, end = np.empty(rows_of_piece(self.row_nbytes), np.int32), np.full(1, start, np.int64)
+        count = find_marked(self.changes.marks, start, self._num_rows, LOADED, self.changes.now, found, end)
+        chunk = self.new_chunk(count)
+        self.copy(found[:count], chunk)
+        following = int(end[0])
+        return chunk, following if following < self._num_rows else -1
 
     def new_chunk(self, count: int) -> RowChunk:
         """Memory for a copy of `count` rows."""

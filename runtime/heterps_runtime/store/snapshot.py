@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 from heterps_runtime.store.changes import Changes, find_before, find_marked
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s
 
-__all__ = ["RowChunk", "RowSnapshot"]
+__all__ = ["RowChunk", "RowSnapshot", "rows_of_piece"]
 
 _PIECE_BYTES = 8 << 20  # copied in about 5 ms
 _MOST_PIECE_ROWS = 65_536
 _SCANNED_ROWS = 4 << 20  # at a time: their marks are read in about 3 ms
+
+
+def rows_of_piece(row_nbytes: int) -> int:
+    """Rows that are copied at a time, a multiple of 8, so that arrays of whole pieces stay aligned."""
+    return max(8, min(_PIECE_BYTES // row_nbytes, _MOST_PIECE_ROWS) // 8 * 8)
 
 
 class RowChunk(NamedTuple):
@@ -75,8 +80,7 @@ class RowSnapshot:
 
     def __init__(self, store: Rows, marks: tuple[int, int], num_rows: int, total: int) -> None:
         self.total = total
-        fitting = _PIECE_BYTES // store.row_nbytes
-        self.piece_rows = max(8, min(fitting, _MOST_PIECE_ROWS) // 8 * 8)  # arrays of whole pieces stay aligned
+        self.piece_rows = rows_of_piece(store.row_nbytes)
         self._store = store
         self._low, self._high = marks
         self._next, self._stop = 0, num_rows  # rows that are not looked at yet

@@ -218,6 +218,7 @@ class Generation(Message):
     allocation: Allocation
     restore: Restore | None  # None: members keep their state
     earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
+    missing: tuple[int, ...] = ()  # indices of servers without that state, which copy it from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +289,11 @@ class Rejoin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Define(Message):
-    """Tables, a server's pieces of dense parameters, and statistics; a server that knows them keeps its values."""
+    """Tables, a shard's pieces of dense parameters, and statistics; a server that knows them keeps its values."""
 
     op: ClassVar[str] = "define"
     generation: int
+    shard: int  # index of the server that answers for it; others may hold copies
     tables: tuple[Table, ...]
     dense: dict[str, DensePiece]
     statistics: dict[str, Array]  # buffers that training changes
@@ -302,6 +304,7 @@ class Defined(Message):
     """Answers `Define`."""
 
     op: ClassVar[str] = "defined"
+    shard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +353,11 @@ class Push(Message):
 
     op: ClassVar[str] = "push"
     generation: int
+    shard: int  # as in `Define`
     step: int
     worker: str  # name; servers add pushes in the order of names
     chunks: tuple[Chunk, ...]
-    dense: dict[str, Array]  # gradients (n,) of the server's pieces of parameters
+    dense: dict[str, Array]  # gradients (n,) of the shard's pieces of parameters
     statistics: dict[str, Array]  # changes, each times the samples of its micro-batch
 
 
@@ -363,6 +367,56 @@ class Ack(Message):
 
     op: ClassVar[str] = "ack"
     step: int
+    shard: int
+
+
+# --- parameter servers to one another ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShard(Message):
+    """Request all of a shard but its rows, for a server that has lost its state."""
+
+    op: ClassVar[str] = "copy-shard"
+    generation: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState(Message):
+    """Answers `CopyShard`."""
+
+    op: ClassVar[str] = "shard-state"
+    shard: int
+    tables: tuple[Table, ...]
+    dense: dict[str, DensePiece]
+    optimizer: dict[str, Array]  # state of the dense parameters, and the number of the last step
+    statistics: dict[str, Array]
+    checkpoint: str  # folder of the checkpoint that has what no worker has defined yet; empty: there is none
+    parts: dict[str, int]  # rows of each group of rows, and of their candidates
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRows(Message):
+    """Request some rows of a shard."""
+
+    op: ClassVar[str] = "copy-rows"
+    generation: int
+    shard: int
+    part: str  # of `ShardState.parts`
+    start: int  # place of the first row that may be sent
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows(Message):
+    """Answers `CopyRows`."""
+
+    op: ClassVar[str] = "shard-rows"
+    shard: int
+    part: str
+    next: int  # `start` of the next request; -1: there are no more rows
+    keys: Array  # (n,) int64
+    columns: dict[str, Array]  # rows and their state, (n, dim) or (n, 1) each
 
 
 # --- workers of neighbouring stages -----------------------------------------------------------------------------------
@@ -407,12 +461,13 @@ class Probe(Message):
 FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Damaged | Evaluated
 Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
 FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
-ToServer: TypeAlias = Define | Pull | PullDense | Push
+ToServer: TypeAlias = Define | Pull | PullDense | Push | CopyShard | CopyRows
 FromServer: TypeAlias = Defined | Rows | Dense | Ack
+BetweenServers: TypeAlias = ShardState | ShardRows  # answers
 BetweenWorkers: TypeAlias = Forward | Backward
 
 MESSAGES: dict[str, type[Message]] = {
     kind.op: kind
-    for group in (FromMember, FromCoordinator, ToServer, FromServer, BetweenWorkers)
+    for group in (FromMember, FromCoordinator, ToServer, FromServer, BetweenServers, BetweenWorkers)
     for kind in get_args(group)
 } | {Probe.op: Probe}

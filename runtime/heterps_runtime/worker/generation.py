@@ -202,6 +202,7 @@ class GenerationSetup:
             np.dtype(self._config.dtype_name),
             self._config.wire_precision,
             divide(model.dense_sizes(), len(announced.servers), whole=model.statistics_names),
+            self._config.replication,
         )
         if rank == 0:
             dense, statistics = {}, {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Address
+from heterps_runtime.slots import holders_of
 from heterps_runtime.wire.messages import Join
 
-__all__ = ["Member", "Roster", "check_pools"]
+__all__ = ["Member", "Roster", "check_plan"]
 
 _SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
 
@@ -185,10 +186,17 @@ class Roster:
         """Members that write a checkpoint: all servers, and one worker of each stage."""
         return [*self.servers(), *(self.workers(stage)[0] for stage in range(len(self.stage_names)))]
 
-    def holds_state(self, pools: Mapping[str, PoolConfig]) -> bool:
-        """Whether the members have the state of the last commit: all rows, and the parameters of each stage."""
-        stages = enumerate(self.plan.stages)
-        return all(server.holds_state for server in self.servers()) and all(
+    def holds_state(self, pools: Mapping[str, PoolConfig], replication: int, without: Collection[str] = ()) -> bool:
+        """Whether the members have the state of the last commit: all rows, and the parameters of each stage.
+
+        Args:
+            pools: of the job, by name.
+            replication: number of servers that hold each row.
+            without: names of servers that do not count.
+        """
+        holding = {s.index for s in self.servers() if s.holds_state and s.name not in without}
+        number, stages = len(self.server_names), enumerate(self.plan.stages)
+        return all(not holding.isdisjoint(holders_of(i, number, replication)) for i in range(number)) and all(
             self.replicas(i) for i, stage in stages if pools[stage.pool].all_reduces
         )
 
@@ -203,12 +211,26 @@ class Roster:
         )
 
 
-def check_pools(plan: PlanDocument, pools: Mapping[str, PoolConfig], *, encrypted: bool) -> None:
-    """Check that a plan uses pools of the job, and that none of its links would be in clear if the job encrypts.
+def check_plan(
+    plan: PlanDocument, pools: Mapping[str, PoolConfig], *, encrypted: bool = False, replication: int = 1
+) -> None:
+    """Check that a plan is one of the job.
+
+    Args:
+        plan: to check.
+        pools: of the job, by name.
+        encrypted: whether all links must be encrypted.
+        replication: number of servers that hold each row.
 
     Raises:
-        ValueError: a stage is on an unknown pool, or its workers all-reduce although the job encrypts.
+        ValueError: a stage is on an unknown pool, its workers all-reduce although the job encrypts, or there are fewer
+            servers than copies of each row.
     """
+    if plan.parameterServer.replicas < replication:
+        raise ValueError(
+            f"plan.parameterServer.replicas: must be at least spec.parameterServer.replication, {replication}, "
+            f"is {plan.parameterServer.replicas}: each copy of a row is on another server"
+        )
     for i, stage in enumerate(plan.stages):
         if stage.pool not in pools:
             raise ValueError(f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(pools)}")

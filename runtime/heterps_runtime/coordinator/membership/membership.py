@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from heterps_runtime.config import PoolConfig
@@ -33,11 +33,13 @@ class Membership:
     Args:
         effects: sends messages.
         pools: of the job, by name.
+        replication: number of servers that hold each row.
     """
 
-    def __init__(self, effects: Effects, pools: Mapping[str, PoolConfig]) -> None:
+    def __init__(self, effects: Effects, pools: Mapping[str, PoolConfig], replication: int = 1) -> None:
         self._effects = effects
         self._pools = pools
+        self._replication = replication
         self.roster: Roster | None = None  # None until there is a plan
         self.generation = 0
         self.num_workers = 0  # of the generation in force
@@ -130,7 +132,19 @@ class Membership:
 
     def must_restore(self) -> bool:
         """Whether state of the last commit is missing, so that all members must restore a checkpoint."""
-        return not self.lineage or not self.planned.holds_state(self._pools)
+        return not self.lineage or not self.planned.holds_state(self._pools, self._replication)
+
+    def can_spare(self, name: str, leaving: Collection[str] = ()) -> bool:
+        """Whether a member may end without a checkpoint: others go on with its work, and hold what it holds.
+
+        Args:
+            name: of the member.
+            leaving: names of servers that will end, too.
+        """
+        member = self.member(name)
+        if member is None or member.is_worker:
+            return True
+        return self.running and self.planned.holds_state(self._pools, self._replication, {name, *leaving})
 
     def begin_forming(self) -> None:
         """End the generation in force, whose reports no longer count; `announce` says who forms the next one."""
@@ -173,6 +187,7 @@ class Membership:
             allocation=allocation,
             restore=restore,
             earlier_steps=progress.earlier_steps,
+            missing=() if restore else tuple(s.index for s in roster.servers() if not s.holds_state),
         )
         for workers, following in zip(stages, [*stages[1:], []], strict=True):
             for_stage = replace(

@@ -16,6 +16,7 @@ import zmq
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.pieces import Piece
 from heterps_runtime.partition.tables import Table
+from heterps_runtime.slots import holders_of
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
@@ -90,6 +91,7 @@ class ServerClient:
         dtype: of rows.
         wire: precision of rows in messages.
         pieces: of the model's dense parameters and statistics (`partition.pieces`).
+        replication: number of servers that hold each shard.
 
     Attributes:
         pollables: sockets to poll for answers and for the end of a connection.
@@ -106,6 +108,7 @@ class ServerClient:
         dtype: np.dtype[Any],
         wire: Precision,
         pieces: Mapping[str, Sequence[Piece]],
+        replication: int = 1,
     ) -> None:
         self._connections = Connections(context, addresses, f"{name}/{generation}", security, generation)
         self.pollables = self._connections.pollables
@@ -122,8 +125,9 @@ class ServerClient:
             for piece in parts:
                 self._held[piece.server][parameter] = piece
         self._pulls: dict[int, _Pull] = {}
-        self._pushes: dict[int, set[int]] = {}  # step -> servers without acknowledgement
-        self._defining: set[int] = set()
+        self._holders = [holders_of(shard, self.count, replication) for shard in range(self.count)]
+        self._pushes: dict[int, set[tuple[int, int]]] = {}  # step -> (server, shard) without acknowledgement
+        self._defining: set[tuple[int, int]] = set()  # likewise
         self._next = 0
 
     def broke(self) -> bool:
@@ -142,10 +146,10 @@ class ServerClient:
 
     def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         """Send tables and initial values to the servers, which keep values that they already have."""
-        self._defining = set(range(self.count))
+        self._defining = self._all_copies()
         for i in range(self.count):
             held = {n: DensePiece(piece.start, dense[n].shape, values) for n, piece, values in self._cut(dense, i)}
-            self._send(i, Define(self._generation, tables, held, self._whole(statistics, i)))
+            self._send_to_holders(i, Define(self._generation, i, tables, held, self._whole(statistics, i)))
 
     def pull_rows(self, keys: Mapping[int, ServerKeys], min_version: int) -> int:
         """Request rows: dim -> unique keys. The response is a `RowsArrived` with the returned number."""
@@ -189,11 +193,12 @@ class ServerClient:
             for i, part in enumerate(parts):
                 mine = keys.part(i)
                 part.append(Chunk(dim, keys.keys[mine], encoded[mine]))
-        self._pushes[step] = set(range(self.count))
+        self._pushes[step] = self._all_copies()
         for i, part in enumerate(parts):
             gradients_of_pieces = {n: values for n, _, values in self._cut(dense, i)}
             changes = self._whole(statistics, i)
-            self._send(i, Push(self._generation, step, self._name, tuple(part), gradients_of_pieces, changes))
+            push = Push(self._generation, i, step, self._name, tuple(part), gradients_of_pieces, changes)
+            self._send_to_holders(i, push)
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
@@ -218,13 +223,13 @@ class ServerClient:
                 waiting = self._pushes.get(answer.step)
                 if waiting is None:
                     return None
-                waiting.discard(server)
+                waiting.discard((server, answer.shard))
                 if waiting:
                     return None
                 del self._pushes[answer.step]
                 return Pushed(answer.step)
             case Defined():
-                self._defining.discard(server)
+                self._defining.discard((server, answer.shard))
                 return None if self._defining else Initialised()
             case Rows() | Dense():
                 pull = self._pulls.get(answer.request)
@@ -272,6 +277,15 @@ class ServerClient:
     def _whole(self, values: Mapping[str, Array], server: int) -> dict[str, Array]:
         """The values that a server holds of those that are not cut."""
         return {n: v for n, v in values.items() if n in self._held[server]}
+
+    def _all_copies(self) -> set[tuple[int, int]]:
+        """The (server, shard) of every copy of a shard."""
+        return {(server, shard) for shard, holders in enumerate(self._holders) for server in holders}
+
+    def _send_to_holders(self, shard: int, request: Define | Push) -> None:
+        """Send what changes a shard to all servers that hold it."""
+        for server in self._holders[shard]:
+            self._send(server, request)
 
     def _send(self, server: int, request: ToServer) -> None:
         self._connections.send_to(server, request)

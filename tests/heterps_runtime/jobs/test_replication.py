@@ -1,0 +1,154 @@
+"""Servers hold copies of each other's rows: one that dies costs no committed step, whenever it dies."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_LOST
+from heterps_runtime.ps.server import ParameterServer
+from heterps_runtime.store import keyed
+from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.jobs import (
+    PATIENCE_SECONDS,
+    Stage,
+    ThreadedJob,
+    configuration,
+    counting_configuration,
+    trained_model,
+)
+from tests.heterps_runtime.helpers.plain_torch import train
+from tests.same_model import assert_same_model
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, BATCH, STEPS, LAST = 320, 32, 60, 10  # LAST: last layer of models.Flights
+NEVER = 1000  # steps between checkpoints: so nothing but a copy can help
+COUNTING: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
+TWO: list[Stage] = [("cpu", 4, 2), ("cpu", LAST, 1)]
+MIXED: list[Stage] = [("cpu", 4, 2), ("card", LAST, 1)]
+RULES: list[dict[str, Any]] = [
+    {
+        "name": "embeddings.tail.weight",
+        "admission": {"minSteps": 2, "unusedSteps": 9},
+        "eviction": {"unusedSteps": 16},
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replication")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy takes many messages."""
+    monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 16)
+
+
+def _replicated(document: dict[str, Any], replication: int = 2, **spec: Any) -> dict[str, Any]:
+    job = document["job"]["spec"]
+    job["parameterServer"]["replication"] = replication
+    job["checkpoint"]["everySteps"] = NEVER
+    for section, fields in spec.items():
+        job[section] |= fields
+    return document
+
+
+def _die(job: ThreadedJob, stages: list[Stage], servers: int, victim: str, point: str, step: int) -> None:
+    """Let a server die at one point of a step, and replace it."""
+    process = job.start(
+        stages, servers, as_process=victim, program=("tests.heterps_runtime.helpers.dying", point, str(step))
+    )
+    assert process is not None
+    assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
+    job.kill(process, victim)
+    job.start_member(victim, stages)
+
+
+def _end(job: ThreadedJob) -> dict[str, Any]:
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    return status
+
+
+def _reasons(status: dict[str, Any]) -> list[str]:
+    return [event["reason"] for event in status["events"]]
+
+
+@pytest.mark.parametrize(
+    ("point", "victim", "servers", "consistency"),
+    [
+        ("a server has a push", "ps-1", 2, "hybrid"),
+        ("a server hears of a commit", "ps-0", 2, "async"),
+        ("a server is in a commit", "ps-2", 3, "sync"),
+        ("a server has made a commit", "ps-0", 3, "hybrid"),
+    ],
+)
+def test_no_committed_step_is_lost_wherever_a_server_dies(
+    point: str, victim: str, servers: int, consistency: str, folder: Path
+) -> None:
+    document = counting_configuration(folder / point, consistency, SAMPLES, BATCH, steps=STEPS)
+    job = ThreadedJob(_replicated(document))
+    _die(job, COUNTING, servers, victim, point, 24)
+    status = _end(job)
+    assert [e["message"].split(":")[0] for e in status["events"] if e["reason"] == "MemberLost"] == [victim]
+    assert "RolledBack" not in _reasons(status)
+    assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
+
+
+def _forget_all(server: ParameterServer) -> None:
+    """Make a server one that has just started."""
+    for shard in server._shards.values():
+        shard.reset(server._storage, None)
+    server._lineage = 0
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[ThreadedJob, str], None]:
+    """Let a server that is a thread lose its state, as by a restart of its process."""
+    victims: set[str] = set()
+    join = ParameterServer._join
+
+    def joining(server: ParameterServer) -> None:
+        if server._link.name in victims:
+            victims.remove(server._link.name)
+            _forget_all(server)
+        join(server)
+
+    def losing(job: ThreadedJob, name: str) -> None:
+        victims.add(name)
+        job.credentials.request("POST", PATH_LOST, {"member": name, "reason": "lost by a test"})
+        job.wait(lambda status: name not in victims)
+
+    monkeypatch.setattr(ParameterServer, "_join", joining)
+    return losing
+
+
+@pytest.mark.parametrize("stages", [TWO, MIXED])
+def test_one_server_after_the_other_may_lose_its_state(
+    stages: list[Stage], folder: Path, lose: Callable[[ThreadedJob, str], None]
+) -> None:
+    """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch."""
+    work = folder / f"in-turn-{stages[1][0]}"
+    document = _replicated(configuration(work, rows=4000, steps=STEPS))
+    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
+    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
+    expected = train(RunConfig.from_json(document), torch.float64)
+    job = ThreadedJob(document)
+    job.start(stages, 2)
+    for number in range(1, 5):
+        job.wait(lambda status: status["committedSteps"] >= 10 * number)  # noqa: B023  # asked in this round only
+        lose(job, f"ps-{number % 2}")
+    status = _end(job)
+    assert status["generation"] >= 5
+    assert "RolledBack" not in _reasons(status)
+    assert_same_model(trained_model(status), expected)
