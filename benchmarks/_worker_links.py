@@ -58,7 +58,7 @@ class _Servers:
         assert received is not None
         sender, request = received
         if isinstance(request, Push):
-            listener.send(sender, Ack(request.step))
+            listener.send(sender, Ack(request.step, request.shard))
         elif isinstance(request, Pull):
             rows = {dim: np.zeros((len(keys), dim), np.float32) for dim, keys in request.keys.items()}
             listener.send(sender, Rows(request.request, rows))

@@ -114,6 +114,7 @@ class JobSpec:
     planner_timeout_seconds: float
     stages_by_hand: tuple[Json, ...]  # empty: the planner chooses
     server_replicas: int | None  # None: the planner decides
+    replication: int  # number of servers that hold each row
     checkpoint_steps: int  # between two checkpoints
     server_memory_bytes: Decimal | None  # limit of one server's pod; None: no limit
     run_policy: RunPolicy
@@ -176,6 +177,7 @@ class JobSpec:
             planner_timeout_seconds=float(scheduling["timeoutSeconds"]),
             stages_by_hand=tuple(scheduling["stages"]),
             server_replicas=servers.get("replicas"),
+            replication=servers["replication"],
             checkpoint_steps=int(spec["checkpoint"]["everySteps"]),
             server_memory_bytes=None if memory is None else parse_quantity(memory),
             run_policy=RunPolicy(

@@ -236,15 +236,19 @@ def _memory(pool: PoolSpec, measured: Json) -> dict[str, float]:
 def _interruption(job: JobSpec, restart_seconds: float | None) -> dict[str, Any]:
     """What an interruption costs the job, as far as that is known."""
     known = {} if restart_seconds is None else {"serverSeconds": restart_seconds}
-    return {"checkpointSamples": job.checkpoint_steps * job.global_batch_size, **known}
+    # Another server has what a lost one had, so that no step is repeated.
+    samples = job.checkpoint_steps * job.global_batch_size if job.replication == 1 else 0
+    return {"checkpointSamples": samples, **known}
 
 
 def _servers(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
     """The parameter servers' pool, what they cost there, and their number if the job fixes it."""
     pool = _server_pool(job)
     seconds = (profiles[pool.name].get("parameterServer") or {}).get("processorSecondsPerSample") or 0.0
-    # A server computes in one thread, so a pod of several cores serves no more than one core does.
-    return _numbered(job, pool, {_SERVER_COST: seconds * pool.units_per_pod} if seconds > 0 else {})
+    # A server computes in one thread, so a pod of several cores serves no more than one core does. Copies get the
+    # pushes, which are most of the work, and no pulls.
+    cost = seconds * pool.units_per_pod * job.replication
+    return _numbered(job, pool, {_SERVER_COST: cost} if seconds > 0 else {})
 
 
 def _adapted_servers(problem: Json, job: JobSpec) -> dict[str, Any]:
@@ -259,10 +263,14 @@ def _adapted_servers(problem: Json, job: JobSpec) -> dict[str, Any]:
 
 
 def _numbered(job: JobSpec, pool: PoolSpec, known: dict[str, Any]) -> dict[str, Any]:
-    """The servers on a pool: as many as the job says, else as `known` says or lets the planner decide, else one."""
-    number = job.server_replicas or (None if known else 1)
+    """The servers on a pool: as many as the job says, else as `known` says or lets the planner decide, else the fewest.
+
+    The fewest are one for each copy of a row.
+    """
+    number = job.server_replicas or (None if known else job.replication)
     units = {} if number is None else {"units": number * pool.units_per_pod}
-    return {"pool": pool.name, **known, **units}
+    least = {"leastUnits": job.replication * pool.units_per_pod} if number is None and job.replication > 1 else {}
+    return {"pool": pool.name, **known, **units, **least}
 
 
 def _server_pool(job: JobSpec) -> PoolSpec:
@@ -272,7 +280,7 @@ def _server_pool(job: JobSpec) -> PoolSpec:
     checkpoint. One without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
     """
     candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
-    number = job.server_replicas or 1
+    number = job.server_replicas or job.replication
     fitting = [p for p in candidates if p.max_units is None or p.max_units >= number * p.units_per_pod]
     return min(fitting or candidates, key=lambda p: (p.interruptions_per_unit_hour > 0, p.price_per_unit_hour, p.name))
 

@@ -128,6 +128,7 @@ class ParameterServer:
     pool: str
     cores_per_sample_per_second: float | None = None  # units needed per (sample/s); None: servers limit nothing
     units: int | None = None  # None: as many as the throughput needs
+    least_units: int = 0  # of those that the throughput decides
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,11 @@ class Problem:
             result["microBatches"] = self.micro_batches
         if self.parameter_server is not None:
             server = self.parameter_server
-            numbers = {"units": server.units, "coresPerSamplePerSecond": server.cores_per_sample_per_second}
+            numbers = {
+                "units": server.units,
+                "coresPerSamplePerSecond": server.cores_per_sample_per_second,
+                "leastUnits": server.least_units or None,
+            }
             known = {name: number for name, number in numbers.items() if number is not None}
             result["parameterServer"] = {"pool": server.pool, **known}
         if self.interruption != Interruption():
@@ -405,18 +410,25 @@ def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | Non
         raise UnknownNameError(item.at("pool"), "pool", name, by_name)
     if "units" not in item and "coresPerSamplePerSecond" not in item:
         raise ProblemError(item.path, "must have coresPerSamplePerSecond, units or both")
-    units = rate = None
-    if "units" in item:
-        units = item.take_integer("units", least=1, most=MAX_UNITS)
-        if units % by_name[name].units_per_pod:
-            raise ProblemError(
-                item.at("units"),
-                f"must be a multiple of the {by_name[name].units_per_pod} units per pod of pool {name!r}, is {units}",
-            )
+    if "units" in item and "leastUnits" in item:
+        raise ProblemError(item.at("leastUnits"), "has no effect with units, a fixed number; leave one of them out")
+    pod, rate = by_name[name].units_per_pod, None
+    units = _take_pods(item, "units", pod, name) if "units" in item else None
+    least = _take_pods(item, "leastUnits", pod, name) if "leastUnits" in item else 0
     if "coresPerSamplePerSecond" in item:
         rate = item.take_number("coresPerSamplePerSecond", above=0, least=1 / MAX_RATE, most=MAX_SECONDS)
     item.finish()
-    return ParameterServer(name, rate, units)
+    return ParameterServer(name, rate, units, least)
+
+
+def _take_pods(item: Fields, field: str, pod: int, pool: str) -> int:
+    """A number of units that are whole pods of a pool."""
+    units = item.take_integer(field, least=1, most=MAX_UNITS)
+    if units % pod:
+        raise ProblemError(
+            item.at(field), f"must be a multiple of the {pod} units per pod of pool {pool!r}, is {units}"
+        )
+    return units
 
 
 def _read_interruption(top: Fields) -> Interruption:

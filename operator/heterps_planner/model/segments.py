@@ -242,7 +242,7 @@ def build_segments(problem: Problem) -> Segments:
         ceiling=math.inf if problem.max_cost_per_hour is None else problem.max_cost_per_hour,
         server_pool=server_pool,
         server_par=(server.cores_per_sample_per_second or 0.0) / pod if server else 0.0,
-        server_least=1 if units is None else units // pod,
+        server_least=max(1, server.least_units // pod if server else 0) if units is None else units // pod,
         server_most=math.inf if units is None else units // pod,
         wait_LLT=_waits(problem) if server else None,
         least_LLT=least,

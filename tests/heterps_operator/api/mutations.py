@@ -109,7 +109,7 @@ FULL_JOB: Json = {
             "cooldownSeconds": 60,
             "maxScaleDownPercent": 25,
         },
-        "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16",
+        "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16", "replication": 2,
             "spill": {"memory": "4Gi", "directory": "/nvme", "maxBytes": "100Gi"}},
         "encryption": "Disabled",
         "podTemplates": {

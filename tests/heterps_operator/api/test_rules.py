@@ -109,6 +109,8 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
      "maxBytes: must be greater than 0"),
     (JOB_VALUE, "spec.parameterServer", {"memoryLimit": 5_000_000_001, "spill": {"memory": "5G"}},
      {"memoryLimit": "5G", "spill": {"memory": "5G"}}, "spill.memory: spill.memory must be less than memoryLimit"),
+    (JOB_VALUE, "spec.parameterServer", {"replicas": 2, "replication": 2}, {"replicas": 1, "replication": 2},
+     "replication must not be greater than replicas"),
     (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Disabled"}, "workers has no effect with"),
     (changed(JOB_VALUE, "spec.scheduling.stages", [{"pool": "cpu", "lastLayer": "x"}]),
      "spec.elasticity", {"workers": 0}, {"workers": 3},

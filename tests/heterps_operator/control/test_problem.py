@@ -68,6 +68,19 @@ def test_a_floor_that_needs_three_servers_gets_three() -> None:
     assert "1 parameter server on cpu sustains 25,000 samples/s" in one.message
 
 
+def test_each_copy_of_a_row_is_on_another_server_which_computes_as_much() -> None:
+    job = pods_of(make_job(replication=2), 2)
+    servers = build_problem(job, PROFILES)["parameterServer"]
+    assert servers == {"pool": "cpu", "coresPerSamplePerSecond": 2 * 2 * SECONDS, "leastUnits": 4}
+    found = plan(Problem.from_json(build_problem(replace(job, min_samples_per_second=1.0), PROFILES)))
+    assert isinstance(found, Plan)
+    assert found.parameter_server.to_json() == {"pool": "cpu", "replicas": 2, "units": 4}
+    unmeasured = {"cpu": {**PROFILE, "parameterServer": None}, "gpu": PROFILE}
+    assert build_problem(job, unmeasured)["parameterServer"] == {"pool": "cpu", "units": 4}
+    fixed = build_problem(replace(job, server_replicas=3), PROFILES)["parameterServer"]
+    assert fixed == {"pool": "cpu", "coresPerSamplePerSecond": 2 * 2 * SECONDS, "units": 6}
+
+
 BYTES: tuple[dict[str, float], ...] = (
     {"residentBytes": 1e9, "activationBytes": 1e6},
     {"residentBytes": 2e9, "activationBytes": 0.0},
@@ -179,6 +192,8 @@ def test_a_problem_says_what_interruptions_cost() -> None:
     assert measured["interruption"] == {"checkpointSamples": 200 * 512, "serverSeconds": 17.5}
     assert Problem.from_json(measured).interruption.server_seconds == 17.5
     assert "interruption" not in build_problem(make_job(), PROFILES, restart_seconds=17.5)
+    replicated = build_problem(replace(job, replication=2), PROFILES)
+    assert replicated["interruption"] == {"checkpointSamples": 0}, "no step is trained again"
     by_hand = {**problem, "interruption": {"workerSeconds": 3.0, "checkpointSamples": 7}}
     assert adapt_problem(by_hand, job)["interruption"] == {"workerSeconds": 3.0, "checkpointSamples": 200 * 512}
 

@@ -159,6 +159,20 @@ def test_workers_and_servers_of_a_cpu_pool_are_held_to_its_memory(monkeypatch: p
     assert "memory" not in container_of(pod_of(GPU_WORKER))["resources"]["requests"]  # that of the pool is the card's
 
 
+def test_servers_that_hold_copies_of_each_others_rows_prefer_nodes_of_their_own() -> None:
+    replicated = make_job(parameterServer={"replication": 2})
+    [apart] = pod_of(SERVER, replicated)["spec"]["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    server = pod_of(SERVER, replicated)
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= server["metadata"]["labels"].items()
+    worker = pod_of(CPU_WORKER, replicated)
+    assert not apart["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
+    for spec, job in ((CPU_WORKER, replicated), (SERVER, make_job(parameterServer={"replication": 1}))):
+        assert "podAntiAffinity" not in pod_of(spec, job)["spec"].get("affinity", {})
+
+
 def test_a_server_requests_the_nodes_disk_that_it_may_fill() -> None:
     spill = {"memory": "4Gi", "maxBytes": "100Gi"}
     servers = make_job(parameterServer={"spill": spill})

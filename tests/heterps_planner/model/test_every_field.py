@@ -25,7 +25,10 @@ from heterps_planner.scenarios.migration import plan_from
 from tests.heterps_planner.helpers.problems import document
 
 Key = tuple[str | int, ...]
-SERVERS: list[dict[str, Any]] = [{"pool": "cpu", "coresPerSamplePerSecond": 0.001}, {"pool": "cpu", "units": 2}]
+SERVERS: list[dict[str, Any]] = [
+    {"pool": "cpu", "coresPerSamplePerSecond": 0.001, "leastUnits": 2},
+    {"pool": "cpu", "units": 2},
+]
 ABSENT: Any = object()
 # The planner looks at the clock up to 91 times, but for a dozen problems whose numbers are beyond floats' precision.
 LOOKS = 200.0

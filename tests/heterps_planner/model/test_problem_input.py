@@ -103,6 +103,9 @@ def test_a_wrong_field_is_named(path: str, value: Any) -> None:
         ({"pool": "cpu", "coresPerSamplePerSecond": 0}, "problem.parameterServer.coresPerSamplePerSecond"),
         ({"pool": "cpu", "coresPerSamplePerSecond": math.nan}, "problem.parameterServer.coresPerSamplePerSecond"),
         ({"pool": "cpu", "units": 1, "unit": 2}, "problem.parameterServer.unit"),
+        ({"pool": "cpu", "leastUnits": 1}, "problem.parameterServer"),
+        ({"pool": "cpu", "units": 1, "leastUnits": 1}, "problem.parameterServer.leastUnits"),
+        ({"pool": "cpu", "coresPerSamplePerSecond": 1, "leastUnits": 0}, "problem.parameterServer.leastUnits"),
     ],
 )
 def test_a_wrong_parameter_server_is_named(server: dict[str, Any], path: str) -> None:
@@ -111,12 +114,13 @@ def test_a_wrong_parameter_server_is_named(server: dict[str, Any], path: str) ->
     assert caught.value.path == path
 
 
-def test_parameter_server_units_must_fill_pods() -> None:
-    value = document(parameterServer={"pool": "cpu", "units": 3})
+@pytest.mark.parametrize("field", ["units", "leastUnits"])
+def test_parameter_server_units_must_fill_pods(field: str) -> None:
+    rate = {"coresPerSamplePerSecond": 1.0} if field == "leastUnits" else {}
+    value = document(parameterServer={"pool": "cpu", field: 3, **rate})
     value["pools"][0]["unitsPerPod"] = 2
-    with pytest.raises(
-        ProblemError, match=r"^problem\.parameterServer\.units: must be a multiple of the 2 units per pod"
-    ):
+    text = rf"^problem\.parameterServer\.{field}: must be a multiple of the 2 units per pod"
+    with pytest.raises(ProblemError, match=text):
         Problem.from_json(value)
 
 

@@ -59,6 +59,7 @@ class World:
             "epochs": None,
             "checkpoint_every": EVERY,
             "hang_timeout_seconds": HANG,
+            "replication": 1,
             **config,
         }
         self.config = RunConfig(

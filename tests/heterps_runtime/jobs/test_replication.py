@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_LOST
+from heterps_runtime.contract import EXIT_INTERRUPTED, PATH_LOST
+from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
@@ -53,12 +54,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 16)
 
 
-def _replicated(document: dict[str, Any], replication: int = 2, **spec: Any) -> dict[str, Any]:
-    job = document["job"]["spec"]
-    job["parameterServer"]["replication"] = replication
-    job["checkpoint"]["everySteps"] = NEVER
-    for section, fields in spec.items():
-        job[section] |= fields
+def _replicated(document: dict[str, Any]) -> dict[str, Any]:
+    document["job"]["spec"]["parameterServer"]["replication"] = 2
+    document["job"]["spec"]["checkpoint"]["everySteps"] = NEVER
     return document
 
 
@@ -113,8 +111,8 @@ def _forget_all(server: ParameterServer) -> None:
 
 
 @pytest.fixture
-def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[ThreadedJob, str], None]:
-    """Let a server that is a thread lose its state, as by a restart of its process."""
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let servers that are threads lose their state, as by a restart of their processes."""
     victims: set[str] = set()
     join = ParameterServer._join
 
@@ -124,10 +122,11 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[ThreadedJob, str], None]:
             _forget_all(server)
         join(server)
 
-    def losing(job: ThreadedJob, name: str) -> None:
-        victims.add(name)
-        job.credentials.request("POST", PATH_LOST, {"member": name, "reason": "lost by a test"})
-        job.wait(lambda status: name not in victims)
+    def losing(job: ThreadedJob, *names: str) -> None:
+        victims.update(names)
+        for name in names:
+            job.credentials.request("POST", PATH_LOST, {"member": name, "reason": "lost by a test"})
+        job.wait(lambda status: not victims)
 
     monkeypatch.setattr(ParameterServer, "_join", joining)
     return losing
@@ -135,7 +134,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[ThreadedJob, str], None]:
 
 @pytest.mark.parametrize("stages", [TWO, MIXED])
 def test_one_server_after_the_other_may_lose_its_state(
-    stages: list[Stage], folder: Path, lose: Callable[[ThreadedJob, str], None]
+    stages: list[Stage], folder: Path, lose: Callable[..., None]
 ) -> None:
     """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch."""
     work = folder / f"in-turn-{stages[1][0]}"
@@ -152,3 +151,66 @@ def test_one_server_after_the_other_may_lose_its_state(
     assert status["generation"] >= 5
     assert "RolledBack" not in _reasons(status)
     assert_same_model(trained_model(status), expected)
+
+
+def test_what_both_servers_have_lost_comes_from_a_checkpoint(folder: Path, lose: Callable[..., None]) -> None:
+    document = _replicated(configuration(folder / "both", steps=STEPS))
+    expected = train(RunConfig.from_json(document), torch.float64)
+    document["job"]["spec"]["checkpoint"]["everySteps"] = 5
+    job = ThreadedJob(document)
+    job.start(TWO, 2)
+    job.wait(lambda status: status["committedSteps"] >= 12)
+    lose(job, "ps-0", "ps-1")
+    status = _end(job)
+    assert status["generation"] >= 2
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.parametrize("victim", ["worker-0-1", "ps-1"])
+def test_a_recovery_that_is_interrupted_begins_again(
+    victim: str, folder: Path, lose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the loss of a worker, or of the server that the state is copied from: then it comes from a checkpoint."""
+    document = _replicated(configuration(folder / f"interrupted-{victim}", steps=STEPS))
+    document["job"]["spec"]["checkpoint"]["everySteps"] = 5
+    expected = train(RunConfig.from_json(document), torch.float64)
+    begun: list[Recovery] = []
+    advance = Recovery.advance
+
+    def advancing(recovery: Recovery) -> bool:
+        """The first recovery stops half-way, until it is given up."""
+        if recovery not in begun:
+            begun.append(recovery)
+        return False if recovery is begun[0] and recovery.num_rows else advance(recovery)
+
+    monkeypatch.setattr(Recovery, "advance", advancing)
+    job = ThreadedJob(document)
+    job.start(TWO, 2)
+    job.wait(lambda status: status["committedSteps"] >= 12)
+    lose(job, "ps-0")
+    job.wait(lambda status: bool(begun and begun[0].num_rows))
+    assert not any(m["state"] == "ready" for m in job.status()["members"] if m["name"] == "ps-0")
+    if victim == "ps-1":
+        lose(job, victim)
+    else:
+        job.credentials.request("POST", PATH_LOST, {"member": victim, "reason": "lost by a test"})
+    status = _end(job)
+    assert ("RolledBack" in _reasons(status)) == (victim == "ps-1")
+    assert len(begun) == (1 if victim == "ps-1" else 2)
+    assert_same_model(trained_model(status), expected)
+
+
+def test_a_server_that_is_told_to_end_stops_no_job(folder: Path) -> None:
+    work = folder / "leaving"
+    job = ThreadedJob(_replicated(counting_configuration(work, "hybrid", SAMPLES, BATCH, steps=STEPS)))
+    (work / "held").touch()  # training cannot end meanwhile
+    process = job.start(COUNTING, 2, as_process="ps-1")
+    assert process is not None
+    job.wait(lambda status: status["committedSteps"] >= 3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=PATIENCE_SECONDS) == EXIT_INTERRUPTED
+    job.start_member("ps-1", COUNTING)
+    (work / "held").unlink()
+    status = _end(job)
+    assert not {"RolledBack", "StopRequested"} & set(_reasons(status))
+    assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)

@@ -343,7 +343,7 @@ def test_a_header_that_no_receiver_would_take_is_not_sent(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("start", "shape", "size"), [(-1, [4], 3), (2, [4], 3), (0, [-1, -4], 3), (0, [], 2)])
 def test_a_piece_beyond_its_parameter_is_refused(start: int, shape: list[int], size: int) -> None:
-    frames = encode(Define(1, (), {"w": DensePiece(0, (size,), np.zeros(size))}, {}), STAMP)
+    frames = encode(Define(1, 0, (), {"w": DensePiece(0, (size,), np.zeros(size))}, {}), STAMP)
     header = json.loads(frames[1])
     header["dense"]["w"] |= {"start": start, "shape": shape}
     with pytest.raises(ProtocolError, match=r"define\.dense\[.w.\] is invalid: "):

@@ -25,6 +25,7 @@ from heterps_operator.kubernetes.names import (
     METRICS_PORT,
     gang_name,
     host_name,
+    job_selector,
     owner_reference,
     pod_labels,
     pod_name,
@@ -34,7 +35,7 @@ from heterps_operator.kubernetes.names import (
 )
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec
-from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_HEALTH
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_HEALTH, Role
 
 __all__ = ["CONFIG_FILE", "build_pod", "image_of", "scheduling_policy"]
 
@@ -71,8 +72,15 @@ def build_pod(
     template = _template(job, pool, spec.role)
     container = named((template.get("spec") or {}).get("containers"), CONTAINER)
     proposed = _proposed(job, pool, spec, container)
+    affinity: dict[str, Any] = {}
     if elsewhere := _off_the_pools(pools) if pool is None else _off_the_cards(pool, pools):
-        proposed["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}}
+        affinity["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}
+    if spec.role == Role.PS and (job["spec"].get("parameterServer") or {}).get("replication", 1) > 1:
+        affinity["podAntiAffinity"] = {
+            "preferredDuringSchedulingIgnoredDuringExecution": [_apart(job_selector(name, "ps"))]
+        }
+    if affinity:
+        proposed["spec"]["affinity"] = affinity
     pod: dict[str, Any] = merge(proposed, template)
     _drop_conflicts(pod, spec)
     labels, annotations = _gang(job, spec)
@@ -221,6 +229,12 @@ def _off_the_cards(pool: Json, pools: Iterable[Json]) -> list[dict[str, Any]]:
     cards = [other["spec"].get("nodeSelector") or {} for other in pools if other["spec"]["deviceType"] != "CPU"]
     labels = sorted({label for selector in cards for label in selector.items()} - set(own))
     return [_not_on(key, value, 100) for key, value in labels]
+
+
+def _apart(labels: Mapping[str, str]) -> dict[str, Any]:
+    """Prefer nodes without pods of these labels: a node that is lost should not take two copies of a row with it."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": dict(labels)}}
+    return {"weight": 100, "podAffinityTerm": term}
 
 
 def _not_on(key: str, value: str, weight: int) -> dict[str, Any]:
