@@ -104,7 +104,7 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
-ON_TABLES := store growth restore checkpoint feed spill
+ON_TABLES := store growth restore checkpoint feed spill replication
 # The first needs a card, the second ten minutes, the others have targets of their own.
 BY_HAND := accelerator precision_quality control_plane peers
 ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) $(filter-out store,$(ON_TABLES)),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))

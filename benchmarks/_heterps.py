@@ -151,9 +151,10 @@ def on_cores(
     precision: str = "fp32",
     wire: str = "full",
     consistency: str = "hybrid",
-    spill: Mapping[str, Any] | None = None,
+    servers: int = 1,
+    server: Mapping[str, Any] | None = None,
 ) -> HeterPS:
-    """Return a job with one parameter server and workers of one thread.
+    """Return a job whose workers have one thread each.
 
     Args:
         variant: of NETWORKS.
@@ -165,7 +166,8 @@ def on_cores(
         precision: of products.
         wire: precision of rows in messages.
         consistency: of rows.
-        spill: where the server keeps rows that do not fit into memory; None: all fit.
+        servers: their number.
+        server: other fields of `spec.parameterServer`.
     """
     files = {
         "train": str(data / "train"),
@@ -180,6 +182,6 @@ def on_cores(
         "consistency": consistency,
     }
     job = click_job("training-speed", variant, files, training)
-    job["spec"]["parameterServer"] = {"wirePrecision": wire} | ({"spill": dict(spill)} if spill else {})
+    job["spec"]["parameterServer"] = {"wirePrecision": wire, **(server or {})}
     stage = stage_document(0, "cpu", 0, NETWORKS[variant].layers - 1, workers, workers)
-    return HeterPS([pool_document("cpu", "CPU", "cpu", workers, "0.04"), job], folder, [stage])
+    return HeterPS([pool_document("cpu", "CPU", "cpu", workers, "0.04"), job], folder, [stage], servers)

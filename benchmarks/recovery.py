@@ -7,6 +7,7 @@ Each system trains the model of the flights example with two workers of one thre
 checkpoint every 50 steps, without an end:
 
 - `heterps`: `heterps run` on a plan by hand with one parameter server, as a user would.
+- `heterps-copies`: the same with two servers and `parameterServer.replication: 2`.
 - `torchrun`: DistributedDataParallel over gloo under `torchrun --max-restarts`, with snapshots.
 - `tensorflow`: ParameterServerStrategy with a chief and one parameter server, each process restarted when it ends.
 
@@ -42,7 +43,7 @@ from typing import Any
 from benchmarks._recovery.system import PATIENCE_SECONDS, System, reset_connections
 from benchmarks._recovery.systems import HeterPS, TensorFlow, Torchrun, prepare
 
-SYSTEMS = ("heterps", "torchrun", "tensorflow")
+SYSTEMS = ("heterps", "heterps-copies", "torchrun", "tensorflow")
 FAULTS = ("worker", "ps", "coordinator", "pause", "reset")
 WINDOW_SECONDS = 1.0  # of the throughput
 STEADY_SECONDS = 3.0  # before a fault, for the mean throughput
@@ -171,6 +172,8 @@ def run_turn(
         system: System
         if name == "heterps":
             system = HeterPS(own)
+        elif name == "heterps-copies":
+            system = HeterPS(own, copies=2)
         elif name == "torchrun":
             system = Torchrun(own, settings)
         else:
@@ -191,7 +194,7 @@ def spread(values: list[float]) -> str:
 def print_table(found: Sequence[Recovery], systems: Sequence[str], faults: Sequence[str]) -> None:
     """Print medians and ranges by fault and system."""
     sys.stdout.write(
-        f"{'fault':12} {'system':11} {'n':>3} {'next step, s':>24} {'full speed, s':>24} {'samples/s':>10}\n"
+        f"{'fault':12} {'system':14} {'n':>3} {'next step, s':>24} {'full speed, s':>24} {'samples/s':>10}\n"
     )
     for fault in faults:
         for name in systems:
@@ -202,7 +205,7 @@ def print_table(found: Sequence[Recovery], systems: Sequence[str], faults: Seque
             first, failed = spread(firsts), f" {len(mine) - len(firsts)} failed" if len(firsts) < len(mine) else ""
             full = spread([r.full_speed for r in mine if r.full_speed is not None])
             rate = statistics.median(r.samples_per_second for r in mine)
-            sys.stdout.write(f"{fault:12} {name:11} {len(mine):3} {first:>24} {full:>24} {rate:10,.0f}{failed}\n")
+            sys.stdout.write(f"{fault:12} {name:14} {len(mine):3} {first:>24} {full:>24} {rate:10,.0f}{failed}\n")
 
 
 def main() -> int:
@@ -216,7 +219,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="heterps-recovery-"))
     found: list[Recovery] = []
     try:
-        settings = prepare(folder) if set(arguments.systems) - {"heterps"} else {}
+        settings = prepare(folder) if {"torchrun", "tensorflow"} & set(arguments.systems) else {}
         for done in range(0, arguments.rounds, ROUNDS_IN_TURN):
             rounds = min(ROUNDS_IN_TURN, arguments.rounds - done)
             for name in arguments.systems:

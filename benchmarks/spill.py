@@ -160,8 +160,8 @@ def train(model: str, data: Path, memory: int | None, folder: Path) -> Outcome:
     def remember(moment: Moment) -> None:
         held.append(next(m["totals"]["bytes"] for m in moment.status["members"] if m["name"] == "ps-0"))
 
-    spill = None if memory is None else {"memory": memory}
-    with on_cores(model, data, folder, 2 * EPOCH, BATCH, WORKERS, spill=spill) as job:
+    server = None if memory is None else {"spill": {"memory": memory}}
+    with on_cores(model, data, folder, 2 * EPOCH, BATCH, WORKERS, server=server) as job:
         return job.measure(2 * EPOCH, remember, skip=EPOCH) | {"serverBytes": held[-1]}
 
 

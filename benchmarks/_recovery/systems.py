@@ -33,22 +33,27 @@ NAMES = {"worker": "worker-0-1", "ps": "ps-0", "coordinator": "coordinator"}
 
 
 class HeterPS(System):
-    """The flights example under `heterps run`, on a plan by hand with one server, without an end."""
+    """The flights example under `heterps run`, on a plan by hand, without an end.
 
-    name = "heterps"
+    Args:
+        folder: empty.
+        copies: number of servers, each of which holds all rows.
+    """
+
     faults = ("worker", "ps", "coordinator", "pause", "reset")
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copies: int = 1) -> None:
+        self.name = "heterps" if copies == 1 else "heterps-copies"
         for name in ("flights", "data"):
             (folder / name).symlink_to(FLIGHTS / name)
         documents = list(yaml.safe_load_all((FLIGHTS / "job.yaml").read_text()))
         pools = [d for d in documents if d["kind"] == "DevicePool" and d["metadata"]["name"] == "cpu"]
         job = next(d for d in documents if d["kind"] == "HeterPSJob")
-        pools[0]["spec"]["maxUnits"] = 3
+        pools[0]["spec"]["maxUnits"] = 2 + copies
         job["spec"] |= {
             "pools": [{"name": "cpu"}],
             "scheduling": {"stages": [{"pool": "cpu", "lastLayer": "output", "units": 2}]},
-            "parameterServer": {"replicas": 1},
+            "parameterServer": {"replicas": copies, "replication": copies},
             "runPolicy": {"backoffLimit": 1000},
             "checkpoint": {"everySteps": CHECKPOINT_STEPS, "keep": 2},
             "objective": {"minSamplesPerSecond": 1},
