@@ -28,7 +28,7 @@ from heterps_runtime.coordinator.membership.members import Member, Roster, check
 from heterps_runtime.coordinator.membership.membership import Membership
 from heterps_runtime.coordinator.progress import CHECKPOINT, Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
-from heterps_runtime.coordinator.waiting import describe_wait
+from heterps_runtime.coordinator.waiting import describe_hang
 from heterps_runtime.processes import work
 from heterps_runtime.wire.messages import (
     Checkpointed,
@@ -89,7 +89,7 @@ class CoordinatorCore:
         self._event = journal.note
         self.error: dict[str, str] | None = None
         self.model_path: str | None = None
-        self._stop_requested = False
+        self.stop_requested = False
         self._left = False  # the stop is not the controller's
 
     @property
@@ -128,23 +128,35 @@ class CoordinatorCore:
         if self.phase == JobPhase.STARTING:
             self.resumed_from = latest.step if latest else None
             self.progress.resume(latest)
-        if latest is not None and latest.num_rows:
-            problem = self.progress.set_rows(latest.num_rows, CHECKPOINT, latest.layout)
-            if problem:
-                self.fail("DataChanged", problem)
-                return
-        self._form_if_possible()
+        if latest is None or not latest.num_rows or self._note_rows(latest.num_rows, CHECKPOINT, latest.layout):
+            self._form_if_possible()
+
+    def _note_rows(self, number: int, source: str, layout: str) -> bool:
+        """Note the size of the data; a job whose data has changed fails, and False is returned."""
+        problem = self.progress.set_rows(number, source, layout)
+        if problem:
+            self.fail("DataChanged", problem)
+        return not problem
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
         """Change the number of workers; remaining ones keep process, model and caches."""
-        if roster.plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
+        if roster.newest_plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             return  # a late plan is no error: the remaining work needs no other workers
         retired = self.membership.rescale(plan)
         self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {retired} present ones end")
         if retired:  # new workers are noticed when they join
             self._after_departure("the number of workers changed")
-        if not self.membership.lineage:
+        if not self._take_next_plan() and not self.membership.lineage:
             self._form_if_possible()
+
+    def _take_next_plan(self) -> bool:
+        """Change to other stages, with the state that the members have, once all of their workers are present."""
+        changed = self.phase in (JobPhase.STARTING, JobPhase.TRAINING) and self.membership.take_next_plan()
+        if changed:
+            self._event("StagesChanged", changed)
+            self._interrupt("the stages changed")
+            self._form_if_possible()
+        return bool(changed)
 
     def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
         """Change batch sizes; returns the first step that uses them.
@@ -166,7 +178,8 @@ class CoordinatorCore:
         if self.membership.member(name) is None or self.phase in FINAL_PHASES:
             return
         self._remove(name, reason)
-        self._after_departure(f"{name} was lost")
+        if not self.membership.waits_for_next_plan(name):
+            self._after_departure(f"{name} was lost")
 
     def messages_lost(self, name: str, incarnation: str, reason: str) -> None:
         """Remove a member of which messages may be lost; it is asked to join again if its process lives."""
@@ -176,9 +189,9 @@ class CoordinatorCore:
 
     def request_stop(self) -> None:
         """Write a checkpoint, then end all members."""
-        if self.phase in FINAL_PHASES or self._stop_requested:
+        if self.phase in FINAL_PHASES or self.stop_requested:
             return
-        self._stop_requested = True
+        self.stop_requested = True
         self._event("StopRequested", "ending after a checkpoint")
         if self.phase == JobPhase.TRAINING and self.membership.running:
             self._between_steps()
@@ -195,7 +208,7 @@ class CoordinatorCore:
         if self.membership.member(name) and self.membership.can_spare(name, self._leaving.names):
             self._leaving.note(name, self.clock())
         elif self.phase == JobPhase.TRAINING:
-            self._left |= not self._stop_requested
+            self._left |= not self.stop_requested
             self._event(REASON_LEAVING, f"{name} was told to end (SIGTERM)")
             self.request_stop()
         return True
@@ -217,15 +230,10 @@ class CoordinatorCore:
         for name in list(members.roster.present):
             if self.liveness.lost(name):
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
-        for member in self._leaving.due(self.clock(), members.can_spare) if not self._stop_requested else ():
+        for member in self._leaving.due(self.clock(), members.can_spare) if not self.stop_requested else ():
             self._dismiss(member)
-        idle = self.liveness.idle_seconds
-        if idle > self.config.hang_timeout_seconds:
-            ending = self._stop_requested or self.progress.finished
-            parts = (members, self.checkpoints, self.steps, self.evaluation)
-            hang = describe_wait(self.phase, *parts, step=self.progress.committed, ending=ending)
-            if hang is not None:
-                self.fail(REASON_HANG, f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
+        if (hang := describe_hang(self)) is not None:
+            self.fail(REASON_HANG, hang)
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
@@ -248,8 +256,10 @@ class CoordinatorCore:
             return
         self.liveness.hear(sender)
         match message:
-            case Failed():
-                self._member_failed(sender, message)
+            case Failed(permanent=True):
+                self.fail(message.reason, f"{sender}: {message.message}")
+            case Failed():  # the controller decides about what is not wrong input
+                self._event(message.reason, f"{sender}: {message.message}", warning=True)
             case Pulse():
                 if self.membership.pulse(sender, incarnation, message) and work.TOTAL in message.totals:
                     self.liveness.note_work(sender, message.totals[work.TOTAL])
@@ -273,7 +283,7 @@ class CoordinatorCore:
         if not self.membership.expects(sender):
             self.membership.send_away(sender, incarnation)
             return
-        previous = self.membership.member(sender)
+        previous, waits = self.membership.member(sender), self.membership.waits_for_next_plan(sender)
         if previous is not None:
             again = previous.incarnation == incarnation
             if again and previous.joins == words.joins:
@@ -283,17 +293,16 @@ class CoordinatorCore:
                 self._event("MemberRejoined", f"{sender} joined again")
             else:
                 self._remove(sender, "replaced by a new process")
-            self._interrupt(f"{sender} left")
+            if not waits:
+                self._interrupt(f"{sender} left")
         self.membership.admit(sender, incarnation, words, self.progress.committed)
         self.liveness.hear(sender)
         if words.data is not None:
-            problem = self.progress.set_rows(words.data.train, sender, words.data.layout)
-            if problem:
-                self.fail("DataChanged", problem)
+            if not self._note_rows(words.data.train, sender, words.data.layout):
                 return
             self.evaluation.rows = words.data.evaluation
         self.liveness.move()
-        if not self._form_if_possible() and previous is not None:
+        if not self._take_next_plan() and not waits and not self._form_if_possible() and previous is not None:
             self._wait_for_members()
 
     def _remove(self, name: str, reason: str) -> None:
@@ -320,16 +329,8 @@ class CoordinatorCore:
         self.checkpoints.abandon(why)
 
     def _wait_for_members(self) -> None:
-        if self._stop_requested and not self.checkpoints.writing:
+        if self.stop_requested and not self.checkpoints.writing:
             self._finish(JobPhase.STOPPED)  # not when a replacement has come
-
-    def _member_failed(self, name: str, failed: Failed) -> None:
-        """Wrong input ends the job; the controller decides about any other failure."""
-        text = f"{name}: {failed.message}"
-        if failed.permanent:
-            self.fail(failed.reason, text)
-        else:
-            self._event(failed.reason, text, warning=True)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
@@ -383,7 +384,7 @@ class CoordinatorCore:
 
     def _commit_ready_steps(self) -> None:
         # Not after the last step, nor while a stop waits for its checkpoint.
-        while self.membership.running and not self.progress.finished and not self._stop_requested:
+        while self.membership.running and not self.progress.finished and not self.stop_requested:
             step = self.progress.committed
             if not self.steps.complete(step, self.membership.num_workers):
                 return
@@ -404,7 +405,7 @@ class CoordinatorCore:
     def _between_steps(self) -> None:
         """After a commit: write a checkpoint if due, stop if requested, finish after the last step."""
         progress = self.progress
-        ending = self._stop_requested or progress.finished
+        ending = self.stop_requested or progress.finished
         due = self.checkpoints.requested or progress.committed % self.config.checkpoint_every == 0
         fresh = progress.committed == self.checkpoints.step  # everything is saved
         if ending and fresh:
@@ -441,7 +442,7 @@ class CoordinatorCore:
         if step is None:
             return
         waited_for = self.membership.running and step == self.progress.committed
-        if waited_for and self._stop_requested:
+        if waited_for and self.stop_requested:
             self._finish(JobPhase.STOPPED)
         elif waited_for and self.progress.finished:
             text = f"training has ended but the model could not be saved: {reason}; {self.checkpoints.kept}"
@@ -455,13 +456,13 @@ class CoordinatorCore:
             return
         if self.membership.running:
             self._between_steps()
-        elif self._stop_requested:
+        elif self.stop_requested:
             self._finish(JobPhase.STOPPED)
         elif self.membership.planned.viable():
             self._form_generation()
 
     def _after_checkpoint(self) -> None:
-        if self._stop_requested:
+        if self.stop_requested:
             self._finish(JobPhase.STOPPED)
         elif self.progress.finished and self.phase == JobPhase.TRAINING:
             if self.evaluation.rows:

@@ -66,7 +66,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     """The status document (docs/runtime.md)."""
     progress, membership, now = core.progress, core.membership, core.clock()
     allocation = core.steps.allocation
-    expected = membership.roster.expected if membership.roster else ()
+    expected = membership.roster.all_expected if membership.roster else ()
     members = []
     for name in expected:
         member = membership.member(name)

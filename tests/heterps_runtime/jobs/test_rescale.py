@@ -84,20 +84,6 @@ def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_chec
     assert restore.step == 10
 
 
-@pytest.mark.parametrize("change", ["stage", "servers", "pool"])
-def test_more_than_workers_cannot_change(change: str) -> None:
-    world = World(CARDS).begin()
-    plans = {
-        "stage": plan_document([("cpu", 1, 3)], 1),
-        "servers": plan_document(CARDS, 2),
-        "pool": plan_document([("card", 0, 1), ("cpu", 1, 2)], 1),
-    }
-    with pytest.raises(ValueError, match="only the number of workers can change"):
-        world.core.set_plan(PlanDocument.from_json(plans[change]))
-    world.step(1)
-    assert world.commits == [0]
-
-
 @pytest.mark.slow
 def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 150

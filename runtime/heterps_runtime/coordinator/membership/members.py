@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_plan"]
 
+_WHILE_RUNNING = "while the job runs; stop it and start it with the new plan"
 _SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
 
 
@@ -115,12 +117,13 @@ class Member:
 
 
 class Roster:
-    """The expected and the present members of a plan.
+    """The expected and the present members of a plan, and of the one that follows it.
 
     Attributes:
         present: members by name; all are expected.
         expected: names of all processes of the plan.
         stage_names, server_names: the same of workers, by stage and index, and of servers.
+        next_plan: the plan with other stages that the members change to when all of its processes are present.
     """
 
     def __init__(self, plan: PlanDocument) -> None:
@@ -129,37 +132,71 @@ class Roster:
 
     def _take(self, plan: PlanDocument) -> None:
         self.plan = plan
-        self.stage_names = tuple(
-            tuple(worker_name(i, w) for w in range(stage.pods)) for i, stage in enumerate(plan.stages)
-        )
-        self.server_names = tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
+        self.next_plan: PlanDocument | None = None
+        self._next_names: frozenset[str] = frozenset()
+        self.stage_names, self.server_names = _names_of(plan)
         self.expected = (*(name for stage in self.stage_names for name in stage), *self.server_names)
         self._names = frozenset(self.expected)
 
+    @property
+    def newest_plan(self) -> PlanDocument:
+        """The next plan if there is one, else the plan."""
+        return self.next_plan or self.plan
+
+    @property
+    def all_expected(self) -> tuple[str, ...]:
+        """Names of all processes of the plan, then those that only the next one has."""
+        return (*self.expected, *sorted(self._next_names - self._names))
+
     def expects(self, name: str) -> bool:
-        """Whether the plan has a process of this name."""
+        """Whether the plan, or the next one, has a process of this name."""
+        return name in self._names or name in self._next_names
+
+    def takes_part(self, name: str) -> bool:
+        """Whether the plan has a process of this name; those of the next plan only wait."""
         return name in self._names
 
-    def rescale(self, plan: PlanDocument) -> list[Member]:
-        """Change to a plan that differs only in the number of workers.
+    def rescale(self, plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> list[Member]:
+        """Change to a plan that differs in the number of workers, or prepare one with other stages (`take_next_plan`).
 
         Returns:
-            The members that the plan no longer needs; they are removed.
+            The members that neither plan needs; they are removed.
 
         Raises:
-            ValueError: the plan differs in something else.
+            ValueError: the plan differs in something that cannot change while the job runs.
         """
+        if _servers_of(plan) != _servers_of(self.plan):
+            number, pool = _servers_of(self.plan)
+            raise ValueError(f"plan.parameterServer: must stay {number} server(s) on {pool} {_WHILE_RUNNING}")
+        if _spans_of(plan) == _spans_of(self.plan):
+            self._take(plan)
+        else:
+            for i, (stage, before) in enumerate(zip(plan.stages, self.plan.stages, strict=False)):
+                if stage.pool != before.pool:
+                    raise ValueError(
+                        f"plan.stages[{i}].pool: must stay {before.pool}, is {stage.pool}, {_WHILE_RUNNING}"
+                    )
+            if any(pools[stage.pool].all_reduces for stage in (*plan.stages, *self.plan.stages)):
+                raise ValueError(
+                    f"plan.stages: must stay those of before {_WHILE_RUNNING}, since workers that all-reduce hold the "
+                    "dense parameters of their layers"
+                )
+            stages, servers = _names_of(plan)
+            self.next_plan, self._next_names = plan, frozenset((*itertools.chain(*stages), *servers))
+        return self._without_unexpected()
 
-        def shape(of: PlanDocument) -> tuple[Any, ...]:
-            spans = tuple((s.pool, s.firstLayer, s.lastLayer) for s in of.stages)
-            return spans, of.parameterServer.pool, of.parameterServer.replicas
+    def take_next_plan(self) -> list[Member] | None:
+        """Change to the next plan if all of its processes are present.
 
-        if shape(plan) != shape(self.plan):
-            raise ValueError(
-                "plan: only the number of workers can change while the job runs; for other stages, pools or "
-                "servers stop it and start it with the new plan"
-            )
-        self._take(plan)
+        Returns:
+            The members that it does not need, which are removed; None: processes are missing, or there is no such plan.
+        """
+        if self.next_plan is None or not self._next_names <= self.present.keys():
+            return None
+        self._take(self.next_plan)
+        return self._without_unexpected()
+
+    def _without_unexpected(self) -> list[Member]:
         return [self.present.pop(name) for name in list(self.present) if not self.expects(name)]
 
     def workers(self, stage: int) -> list[Member]:
@@ -202,13 +239,27 @@ class Roster:
 
     def complete(self) -> bool:
         """Whether all processes of the plan are present."""
-        return len(self.present) == len(self.expected)
+        return self._names <= self.present.keys()
 
     def viable(self) -> bool:
         """Whether training is possible: all parameter servers, and a worker for each stage."""
         return all(name in self.present for name in self.server_names) and all(
             any(name in self.present for name in stage) for stage in self.stage_names
         )
+
+
+def _names_of(plan: PlanDocument) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Names of the workers of a plan, by stage and index, and of its servers."""
+    stages = tuple(tuple(worker_name(i, w) for w in range(stage.pods)) for i, stage in enumerate(plan.stages))
+    return stages, tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
+
+
+def _spans_of(plan: PlanDocument) -> tuple[tuple[str, int, int], ...]:
+    return tuple((s.pool, s.firstLayer, s.lastLayer) for s in plan.stages)
+
+
+def _servers_of(plan: PlanDocument) -> tuple[int, str]:
+    return plan.parameterServer.replicas, plan.parameterServer.pool
 
 
 def check_plan(

@@ -113,16 +113,32 @@ class Membership:
         member.holds_state = bool(self.lineage) and member.state_at == (self.lineage, committed)
         self.planned.present[sender] = member
 
+    def waits_for_next_plan(self, name: str) -> bool:
+        """Whether a process of this name has no part in the present plan, but one in the next."""
+        return self.expects(name) and not self.planned.takes_part(name)
+
     def rescale(self, plan: PlanDocument) -> int:
-        """Change to a plan that differs only in the number of workers; returns how many members are told to end.
+        """Change the number of workers, or prepare other stages; returns how many members of the generation end.
 
         Raises:
-            ValueError: the plan differs in something else.
+            ValueError: see `Roster.rescale`.
         """
-        retired = self.planned.rescale(plan)
-        for member in retired:
+        retired = self.planned.rescale(plan, self._pools)
+        self._retire(retired)
+        return sum(member in self._formed for member in retired)
+
+    def take_next_plan(self) -> str:
+        """Change to the next plan if all of its processes are present; returns what has changed, or nothing."""
+        before, retired = self.planned.plan, self.planned.take_next_plan()
+        if retired is None:
+            return ""
+        self._retire(retired)
+        stages = ", ".join(f"{s.firstLayer} - {s.lastLayer} on {s.pool}" for s in self.planned.plan.stages)
+        return f"{len(before.stages)} stage(s) become layers {stages}; {len(retired)} present worker(s) end"
+
+    def _retire(self, members: Iterable[Member]) -> None:
+        for member in members:
             self.tell(member, Shutdown("the plan no longer needs it"))
-        return len(retired)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
@@ -199,6 +215,11 @@ class Membership:
             self._tell_all(workers, for_stage)
         self._tell_all(roster.servers(), for_servers)
         return len(self._formed)
+
+    @property
+    def setting_up(self) -> list[str]:
+        """Names of the members of the generation that are not ready."""
+        return [member.name for member in self._formed if member.name in self._setting_up]
 
     def ready(self, member: Member) -> bool:
         """Note that a member is ready; if it is the last one, tell all to go and return True."""
