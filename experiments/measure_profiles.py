@@ -29,8 +29,9 @@ from examples.paper.prepare import FIELDS, LABEL, NUMBERS, Chunk, ClickLog, Clic
 
 from experiments.counting import count_layers
 from experiments.devices import CPU_CORES, CPU_PARALLEL_FRACTION, DEVICES, add_pool, with_transfer
-from heterps_planner.model.problem import ParameterServer, Pool, Problem
+from heterps_planner.model.problem import Pool, Problem
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.search.limits import fastest
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.optimizers import SparseOptimizer

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.devices import Device, LayerCounts, derive_times, with_transfer
-from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.search.points import Choice, fastest_bound
 from heterps_planner.search.sweep import minimise
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from heterps_planner.balancing import BatchController, Worker, divide
 from heterps_planner.errors import DeadlineError, PlannerError, ProblemError, TooLargeError, UnknownNameError
 from heterps_planner.methods import METHODS
-from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.planning import plan
 from heterps_planner.plans.explain import Explanation, explain
 from heterps_planner.plans.frontier import FrontierPoint, frontier

@@ -43,7 +43,7 @@ def record_plan(before: Status, after: Status, view: CoordinatorView | None, now
 
 def _cause(before: Status, after: Status) -> str:
     """Why there is a new plan: what the conditions say, of the units that changed or of the plan that was dropped."""
-    if after.plan_reason == "UnitsChanged":
+    if after.plan_reason in ("UnitsChanged", "Redivided"):
         return after.condition("Rescaled").message
     if before.moving:  # to a cheaper plan
         return before.moving

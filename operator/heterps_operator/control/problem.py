@@ -17,8 +17,10 @@ from heterps_operator.api.shapes import UnreadableError, fields, items, number, 
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import JobPlan
 from heterps_planner.errors import UnknownNameError
-from heterps_planner.model.problem import MAX_LAYERS, ParameterServer, Problem
+from heterps_planner.model.limits import MAX_LAYERS
+from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.points import cost_rate
 from heterps_runtime.contract import PROFILE_VERSION, ServersDocument

@@ -335,7 +335,7 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
     for spec in wanted:
         if quota.covered(observed, status, spec.name):
             actions += _ensure_member(job, observed, status, view, spec)
-    actions += _stop_dropped(observed, status, wanted)
+    actions += _stop_dropped(observed, status, view, wanted)
     if training:
         status = note_start(status, now).with_phase(Phase.RUNNING, now)
         if view.phase == JobPhase.TRAINING:
@@ -371,8 +371,13 @@ def _ensure_member(
     return _ensure(observed, status, spec)
 
 
-def _stop_dropped(observed: Observed, status: Status, wanted: Sequence[ProcessSpec]) -> tuple[Action, ...]:
-    """End workers that a later plan has no use for; the coordinator has told them to end, and most have."""
+def _stop_dropped(
+    observed: Observed, status: Status, view: CoordinatorView, wanted: Sequence[ProcessSpec]
+) -> tuple[Action, ...]:
+    """End workers that a later plan has no use for; the coordinator has told them to end, and most have.
+
+    While other stages wait for their workers, those of the present stages are members.
+    """
     if status.reviewed is None or observed.time - status.reviewed <= _DROPPED_SECONDS:
         return ()
     names = {spec.name for spec in wanted}
@@ -380,6 +385,7 @@ def _stop_dropped(observed: Observed, status: Status, wanted: Sequence[ProcessSp
         StopProcess(p.name, _STALE_GRACE_SECONDS)
         for p in observed.processes
         if p.running and p.spec.role == "worker" and p.name not in names and not p.stopping
+        if view.member(p.name) is None
     )
 
 

@@ -13,7 +13,7 @@ from heterps_operator.api.shapes import Shape, fields, items, matching, number, 
 from heterps_operator.control.problem import check_profile
 from heterps_operator.documents import Json
 from heterps_operator.state.values import CoordinatorView
-from heterps_planner.model.problem import MAX_LAYERS
+from heterps_planner.model.limits import MAX_LAYERS
 from heterps_runtime.contract import JobPhase
 
 __all__ = ["read_profiles", "read_status"]

@@ -117,7 +117,7 @@ _PRICE = _pool("price_per_unit_hour", "Price in force of one unit for one hour")
 POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
 # Reasons of events that adopt a plan.
-_PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "AddedInVain"})
+_PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "Redivided", "AddedInVain"})
 _EVALUATED = ("loss", "auc", "logLoss", "accuracy", "crossEntropy")
 _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

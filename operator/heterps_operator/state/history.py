@@ -17,7 +17,7 @@ class PlanRecord:
     Attributes:
         revision: of the plan.
         time: when it came into force, Unix seconds.
-        reason: `PlanComputed` (the first plan), `Replanned` or `UnitsChanged`.
+        reason: `PlanComputed` (the first plan), `Replanned`, `UnitsChanged` or `Redivided`.
         message: why it was made, for people; empty for the first plan.
         summary: `JobPlan.summary`.
         predicted: samples per second; None: no prediction.

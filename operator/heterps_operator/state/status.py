@@ -128,7 +128,7 @@ class Status:
     conditions: tuple[Condition, ...] = ()
     plan: JobPlan | None = None  # the plan that is carried out
     plan_revision: int = 0
-    plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged
+    plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged, Redivided
     history: tuple[PlanRecord, ...] = ()  # of the plans so far, the oldest first
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)

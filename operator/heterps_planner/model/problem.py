@@ -13,20 +13,26 @@ from typing import Any
 
 from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.model.fields import Fields, check_integer, check_number
+from heterps_planner.model.limits import (
+    MAX_BYTES,
+    MAX_COUNTS,
+    MAX_INTERRUPTIONS,
+    MAX_LAYERS,
+    MAX_POOLS,
+    MAX_PRICE,
+    MAX_RATE,
+    MAX_SECONDS,
+    MAX_SEGMENTS,
+    MAX_UNITS,
+    MIN_SECONDS,
+)
+from heterps_planner.model.servers import Interruption, ParameterServer, read_interruption, read_servers
 
 __all__ = [
     "DEVICE_TYPES",
-    "MAX_COUNTS",
-    "MAX_INTERRUPTIONS",
-    "MAX_LAYERS",
-    "MAX_POOLS",
-    "MAX_SEGMENTS",
-    "MAX_UNITS",
-    "Interruption",
     "Layer",
     "LayerTimes",
     "MeasuredTimes",
-    "ParameterServer",
     "Pool",
     "Problem",
     "table_units",
@@ -34,21 +40,6 @@ __all__ = [
 
 DEVICE_TYPES = ("CPU", "GPU", "XPU")
 VERSION = 1
-# The exact method keeps a few tables with one number per (first layer, last layer, pool): these limits bound its
-# memory to a gigabyte. Layers beyond them can be grouped in the profile without losing good cuts.
-MAX_LAYERS = 1_000
-MAX_POOLS = 256
-MAX_SEGMENTS = 5_000_000  # layers x layers x pools, times numbers of units if layers have tables
-MAX_COUNTS = 64  # numbers of units in a table of measured times
-MAX_UNITS = 1_000_000_000
-# Numbers outside these ranges are mistakes, and would make the arithmetic overflow.
-MIN_SECONDS = 1e-12
-MAX_SECONDS = 1e9
-MAX_PRICE = 1e9
-MAX_RATE = 1e18  # samples per second
-MAX_BYTES = 1e18
-MAX_INTERRUPTIONS = 1e3  # per unit and hour
-MAX_SAMPLES = 1e18  # between two checkpoints
 _ROUNDING = 1e-9
 
 
@@ -119,29 +110,6 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class ParameterServer:
-    """Units of a pool for the parameter servers: in proportion to the throughput, a fixed number, or both.
-
-    With both, the number is fixed and its servers sustain `units / cores_per_sample_per_second` samples per second.
-    """
-
-    pool: str
-    cores_per_sample_per_second: float | None = None  # units needed per (sample/s); None: servers limit nothing
-    units: int | None = None  # None: as many as the throughput needs
-    least_units: int = 0  # of those that the throughput decides
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """What an interruption costs the job: time in which it repeats what it has trained, or does not train."""
-
-    # Seconds of the job: its other workers go on without the lost one, and repeat a step at most.
-    worker_seconds: float = 10.0
-    server_seconds: float = 60.0  # the job starts again from its last checkpoint
-    checkpoint_samples: float = 0.0  # samples between two checkpoints, of which half are lost then
-
-
-@dataclass(frozen=True)
 class Problem:
     """Input of all planning methods."""
 
@@ -154,7 +122,7 @@ class Problem:
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
     micro_batches: int = 1  # pieces of a worker's share of a batch in a pipelined stage
     parameter_server: ParameterServer | None = None  # None: servers are not charged
-    interruption: Interruption = Interruption()  # of units of pools that are interrupted
+    interruption: Interruption = field(default_factory=Interruption)  # of units of pools that are interrupted
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
 
     @property
@@ -207,8 +175,8 @@ class Problem:
             max_cost_per_hour=None if ceiling is None else top.take_number("maxCostPerHour", above=0),
             global_batch_size=global_batch_size,
             micro_batches=top.take_integer("microBatches", 1, least=1, most=2**20),
-            parameter_server=_read_servers(top, pools),
-            interruption=_read_interruption(top),
+            parameter_server=read_servers(top, {pool.name: pool.units_per_pod for pool in pools}),
+            interruption=read_interruption(top),
             provenance=_read_provenance(top),
         )
         top.finish()
@@ -397,50 +365,6 @@ def _fit_fraction(measured: MeasuredTimes) -> float:
     ratio = measured.compute_seconds[-1] / measured.compute_seconds[0]
     saved = 1 - measured.units[0] / measured.units[-1]
     return min(max((1 - ratio) / saved, 0.0), 1.0)
-
-
-def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | None:
-    value = top.take("parameterServer", None)
-    if value is None:
-        return None
-    item = Fields(value, top.at("parameterServer"))
-    name = item.take_name("pool")
-    by_name = {pool.name: pool for pool in pools}
-    if name not in by_name:
-        raise UnknownNameError(item.at("pool"), "pool", name, by_name)
-    if "units" not in item and "coresPerSamplePerSecond" not in item:
-        raise ProblemError(item.path, "must have coresPerSamplePerSecond, units or both")
-    if "units" in item and "leastUnits" in item:
-        raise ProblemError(item.at("leastUnits"), "has no effect with units, a fixed number; leave one of them out")
-    pod, rate = by_name[name].units_per_pod, None
-    units = _take_pods(item, "units", pod, name) if "units" in item else None
-    least = _take_pods(item, "leastUnits", pod, name) if "leastUnits" in item else 0
-    if "coresPerSamplePerSecond" in item:
-        rate = item.take_number("coresPerSamplePerSecond", above=0, least=1 / MAX_RATE, most=MAX_SECONDS)
-    item.finish()
-    return ParameterServer(name, rate, units, least)
-
-
-def _take_pods(item: Fields, field: str, pod: int, pool: str) -> int:
-    """A number of units that are whole pods of a pool."""
-    units = item.take_integer(field, least=1, most=MAX_UNITS)
-    if units % pod:
-        raise ProblemError(
-            item.at(field), f"must be a multiple of the {pod} units per pod of pool {pool!r}, is {units}"
-        )
-    return units
-
-
-def _read_interruption(top: Fields) -> Interruption:
-    usual = Interruption()
-    item = Fields(top.take("interruption", {}), top.at("interruption"))
-    found = Interruption(
-        worker_seconds=item.take_number("workerSeconds", usual.worker_seconds, least=0, most=MAX_SECONDS),
-        server_seconds=item.take_number("serverSeconds", usual.server_seconds, least=0, most=MAX_SECONDS),
-        checkpoint_samples=item.take_number("checkpointSamples", 0, least=0, most=MAX_SAMPLES),
-    )
-    item.finish()
-    return found
 
 
 def _read_provenance(top: Fields) -> dict[str, Any]:

@@ -18,9 +18,10 @@ import numpy as np
 from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.model.cost_model import FLOOR_TOLERANCE
 from heterps_planner.model.fields import Fields, check_integer
+from heterps_planner.model.limits import MAX_UNITS
 from heterps_planner.model.memory import needed_bytes
 from heterps_planner.model.pieces import FloatArray
-from heterps_planner.model.problem import MAX_UNITS, Problem
+from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.planning import allowance, check_servers, deadline_test
 from heterps_planner.plans.plan import (

@@ -14,7 +14,8 @@ from typing import Any
 
 from heterps_planner.errors import DeadlineError, PlannerError, ProblemError
 from heterps_planner.model.fields import Fields
-from heterps_planner.model.problem import MAX_UNITS, Problem
+from heterps_planner.model.limits import MAX_UNITS
+from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Plan
 from heterps_planner.scenarios.joint import MAX_JOBS, JointInfeasible, JointPlan, plan_together
 

@@ -103,8 +103,7 @@ class CoordinatorCore:
         """Fix stages, workers and servers; a later plan may change the number of workers.
 
         Raises:
-            ValueError: a pool is unknown or cannot encrypt, a later plan differs in more than workers, or the job is
-                over.
+            ValueError: the plan does not fit the job, cannot take effect while it runs, or the job is over.
         """
         if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")

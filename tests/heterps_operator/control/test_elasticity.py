@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from heterps_operator.control.problem import build_problem
+from heterps_operator.control.tuning.adoption import needs_restart
 from heterps_operator.control.tuning.calibration import calibrate, divide_workers
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
+from heterps_operator.state.values import ComputePlan, PoolCapacity, StartProcess, StopProcess, SubmitPlan
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
@@ -20,10 +22,11 @@ LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added
 
 
 def trained(
-    world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50, past: float = LOOK
+    world: World, rate: float, stages: Sequence[float] | None = None, steps: int = 50, past: float = LOOK
 ) -> World:
     """Bring a job into training at a measured throughput, until just before the review after `past` seconds."""
-    figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(stages)]
+    rates = [60_000.0 for _ in present(world).stages] if stages is None else stages
+    figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(rates)]
     world.set_phase("Training", committedSteps=steps, samplesPerSecond=rate, stages=figures)
     world.settle()
     for _ in range(int(past / 10) - 1):
@@ -37,7 +40,7 @@ def running(plan: dict[str, Any] = PLAN, **changes: Any) -> World:
     world = World(make_job(**changes)).profiled()
     world.answer(plan)
     world.settle()
-    world.join("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
+    world.join("ps-0", *present(world).workers)
     return world
 
 
@@ -212,6 +215,71 @@ def test_other_stages_that_reach_the_floor_replace_those_that_cannot() -> None:
     assert (world.status.plan_reason, world.status.history[-1].message) == ("Replanned", event.message)
     assert (world.status.incarnation, world.status.failures, world.status.outcome) == (2, 0, None)
     assert "coordinator" in world.running()
+
+
+CPU_STAGES: dict[str, Any] = {
+    **PLAN,
+    "stages": [
+        {**PLAN["stages"][0], "lastLayer": 1, "layers": ["embedding", "mlp"], "units": 3, "pods": 3},
+        {**PLAN["stages"][0], "name": "stage-1", "firstLayer": 2, "lastLayer": 2, "layers": ["head"]},
+    ],
+}
+ONE_CPU_STAGE: dict[str, Any] = {
+    **PLAN,
+    "stages": [{**PLAN["stages"][0], "lastLayer": 2, "layers": ["embedding", "mlp", "head"]}],
+}
+
+
+def test_other_cpu_stages_take_effect_while_the_job_runs() -> None:
+    world = running(ONE_CPU_STAGE)
+    out_of_reach(world)
+    world.answer(CPU_STAGES)
+    actions = world.settle()
+    assert (world.status.phase, "stop" in world.accepted) == ("Running", False)
+    assert (present(world).summary, world.status.plan_revision) == ("cpu x3 [embedding..mlp] -> cpu x2 [head]", 2)
+    [event] = [e for e in world.events if e.reason == "Redivided"]
+    assert event.message.endswith("does by the corrected profile: the job changes to it while it runs")
+    assert (world.status.plan_reason, world.status.history[-1].message) == ("Redivided", event.message)
+    assert world.status.moved_for_floor.floor == 20_000.0, "the next change waits"
+    started = [action.spec.name for action in actions if isinstance(action, StartProcess)]
+    assert started == ["worker-0-2", "worker-1-0", "worker-1-1"]
+    assert world.status.incarnation == 1
+
+
+def test_a_dropped_worker_is_not_ended_while_it_trains() -> None:
+    """The stages of before go on until those of the next plan can begin."""
+    world = running(CPU_STAGES)
+    out_of_reach(world)
+    world.answer(ONE_CPU_STAGE)
+    assert world.document is not None
+    before = world.document["members"]
+    world.settle()
+    after, world.document["members"] = world.document["members"], before
+    world.time += 60
+    assert not [action for action in world.settle() if isinstance(action, StopProcess)]
+    world.document["members"] = after
+    stopped = {action.name for action in world.settle() if isinstance(action, StopProcess)}
+    assert stopped == {"worker-0-2", "worker-1-0", "worker-1-1"}
+
+
+@pytest.mark.parametrize(
+    ("new", "changes", "restarts"),
+    [
+        ({}, {}, False),
+        ({"parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}}, {}, True),
+        ({"stages": PLAN["stages"]}, {}, True),  # the second stage all-reduces
+        ({}, {"free_units": {"cpu": 5}}, True),  # one server, two workers that run, and three more
+        ({}, {"free_units": {"cpu": 6}}, False),
+        ({}, {"max_units": 5}, True),
+    ],
+)
+def test_what_needs_a_restart(new: dict[str, Any], changes: dict[str, Any], *, restarts: bool) -> None:
+    job = make_job()
+    pools = tuple(replace(pool, max_units=changes.get("max_units")) for pool in job.pools)
+    capacity = PoolCapacity(free_units=changes.get("free_units", {}))
+    observed = replace(running().observed(), capacity=capacity)
+    plans = JobPlan.from_json(ONE_CPU_STAGE), JobPlan.from_json({**CPU_STAGES, **new})
+    assert needs_restart(replace(job, pools=pools), observed, *plans) == restarts
 
 
 def test_stages_that_miss_the_floor_again_are_kept_for_a_while() -> None:

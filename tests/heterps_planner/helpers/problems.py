@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.model.problem import Layer, LayerTimes, MeasuredTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, MeasuredTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.search.limits import fastest
 from heterps_planner.search.points import fastest_bound
 

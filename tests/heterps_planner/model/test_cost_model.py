@@ -20,8 +20,9 @@ from heterps_planner.model.cost_model import (
     training_hours,
     transfer_work,
 )
-from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import Infeasible, Plan, choice_of
 from heterps_planner.search.points import lowest_throughput
 from heterps_planner.search.sweep import cheapest_at, minimise

@@ -19,7 +19,7 @@ import pytest
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, plan
 from heterps_planner.errors import DeadlineError, PlannerError
 from heterps_planner.model.fields import Fields
-from heterps_planner.model.problem import MAX_LAYERS, MAX_POOLS
+from heterps_planner.model.limits import MAX_LAYERS, MAX_POOLS
 from heterps_planner.scenarios.evaluate import evaluate
 from heterps_planner.scenarios.migration import plan_from
 from tests.heterps_planner.helpers.problems import document

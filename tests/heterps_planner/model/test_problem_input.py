@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from heterps_planner import PlannerError, Problem, ProblemError, UnknownNameError
-from heterps_planner.model.problem import MAX_LAYERS, MAX_POOLS
+from heterps_planner.model.limits import MAX_LAYERS, MAX_POOLS
 from tests.heterps_planner.helpers.problems import document, random_problem
 
 MISSING = object()

@@ -21,7 +21,7 @@ from heterps_planner import (
     frontier,
     plan,
 )
-from heterps_planner.model.problem import ParameterServer
+from heterps_planner.model.servers import ParameterServer
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, evaluate, plan
-from heterps_planner.model.problem import ParameterServer
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import choice_of
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor
 

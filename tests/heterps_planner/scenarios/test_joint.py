@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from heterps_planner.errors import DeadlineError, ProblemError
-from heterps_planner.model.problem import ParameterServer, Problem
+from heterps_planner.model.problem import Problem
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.planning import plan
 from heterps_planner.plans.plan import Plan
 from heterps_planner.scenarios.joint import JointInfeasible, JointPlan, plan_together

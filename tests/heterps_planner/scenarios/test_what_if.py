@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.problem import ParameterServer, Problem
+from heterps_planner.model.problem import Problem
+from heterps_planner.model.servers import ParameterServer
 from heterps_planner.planning import plan
 from heterps_planner.plans.plan import Plan
 from heterps_planner.scenarios.what_if import change, read_setting

@@ -12,8 +12,8 @@ import pytest
 
 from heterps_planner import Plan, Problem, plan
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.problem import Interruption, ParameterServer
 from heterps_planner.model.segments import build_segments
+from heterps_planner.model.servers import Interruption, ParameterServer
 from heterps_planner.plans.explain import explain
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.points import cost_rate, lost_time

@@ -23,6 +23,7 @@ from typing import Any
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.machine import describe_cores, is_busy
 from heterps_operator.control.problem import build_problem, with_running_servers
+from heterps_operator.control.tuning.adoption import carry_out
 from heterps_operator.control.tuning.calibration import calibrate, divide_workers
 from heterps_operator.control.tuning.redivision import ask_for_stages, take_stages
 from heterps_operator.formatting import format_time
@@ -255,7 +256,7 @@ def _judge(
         return (status if observed.planning else replace(status, review=None)), ()
     done = replace(status, review=None, reviewed=now)
     if asked.cause == Cause.STAGES:
-        return take_stages(job, observed, done, asked), ()
+        return take_stages(job, observed, done, plan, asked), ()
     if outcome.plan is not None:
         return _take_units(job, observed, done, plan, outcome.plan, asked), ()
     if asked.cause == Cause.EXCESS:
@@ -294,7 +295,7 @@ def _give_back(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, 
     failed = replace(grown, time=now, in_vain=True)  # it has its wait since the units were added
     new = _with_pods(job, plan, plan, grown.fewer)
     status = replace(status, trials=_replaced(status.trials, failed), reviewed=now)
-    status = _carry_out(observed, status, new, ThroughputSeries())
+    status = carry_out(observed, status, new, ThroughputSeries(), "UnitsChanged")
     moves, until = _moves(plan, grown.fewer, grown.more), format_time(failed.until)
     text = (
         f"{moves} gave {grown.more_rate:,.0f} samples/s after {grown.fewer_rate:,.0f}, the floor is "
@@ -334,22 +335,9 @@ def _change(
     if asked.cause == Cause.MISSED:
         trial = Trial(plan.pods, new.pods, asked.rate, 0.0, now, 0.0, in_vain=False, basis=asked.basis)
         status = replace(status, trials=remember(status.trials, trial, _pause(job)))
-    status = _carry_out(observed, status, new, series)
+    status = carry_out(observed, status, new, series, "UnitsChanged")
     text = f"{asked.message}: {_moves(plan, plan.pods, new.pods)}"
     return status.with_condition("Rescaled", True, "UnitsChanged", text, now)
-
-
-def _carry_out(observed: Observed, status: Status, new: JobPlan, series: ThroughputSeries) -> Status:
-    """The status with another plan of the same stages."""
-    revision = status.plan_revision + 1
-    return replace(
-        status,
-        plan=new,
-        plan_revision=revision,
-        plan_reason="UnitsChanged",
-        attempts=_attempts(observed, status, new),
-        series=replace(series, revision=revision),
-    )
 
 
 def _moves(plan: JobPlan, before: Pods, after: Pods) -> str:
@@ -391,13 +379,3 @@ def _fewer(pods: Pods, others: Pods) -> bool:
 
 def _pause(job: JobSpec) -> float:
     return pause_seconds(job.elasticity.cooldown_seconds)
-
-
-def _attempts(observed: Observed, status: Status, plan: JobPlan) -> dict[str, int]:
-    """A worker that ended when an earlier plan dropped it, and that is wanted again, is a new attempt."""
-    attempts = dict(status.attempts)
-    for name in plan.workers:
-        process = observed.process(name)
-        if process is not None and not process.running:
-            attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
-    return attempts

@@ -1,10 +1,10 @@
 """Other stages for a job whose running stages cannot reach the floor with any number of workers. Pure.
 
 The planner is then asked for any plan, with the profile as the measured throughput corrects it. If one reaches the
-floor, the job moves to it as it moves to a cheaper plan at other prices: it saves a checkpoint, stops, and continues
-with that plan. A move costs a restart, and the new prediction may be wrong as well. So the floor must have been
-missed for three times `elasticity.cooldownSeconds`, also by the best half a minute. After each move the next one
-waits, twice as long each time, unless the floor is another one.
+floor, the job changes to it while it runs if it can (`adoption`). Otherwise it moves as to a cheaper plan at other
+prices: it saves a checkpoint, stops, and continues with that plan. Either costs time, and the new prediction may be
+wrong as well. So the floor must have been missed for three times `elasticity.cooldownSeconds`, also by the best half a
+minute. After each change the next one waits, twice as long each time, unless the floor is another one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.problem import build_problem
+from heterps_operator.control.tuning.adoption import carry_out, needs_restart
 from heterps_operator.control.tuning.calibration import calibrate
 from heterps_operator.formatting import format_time
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
-from heterps_operator.state.throughput import PATIENCE, pause_seconds, stage_means
+from heterps_operator.state.throughput import PATIENCE, ThroughputSeries, pause_seconds, stage_means
 from heterps_operator.state.trials import Cause, Review
 from heterps_operator.state.values import ComputePlan, Observed
 
@@ -62,13 +63,14 @@ def ask_for_stages(
     return replace(status, review=review), (ComputePlan(problem, revision),)
 
 
-def take_stages(job: JobSpec, observed: Observed, status: Status, asked: Review) -> Status:
-    """Move to the planner's plan if there is one and there is room for it.
+def take_stages(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, asked: Review) -> Status:
+    """Change to the planner's plan if there is one and there is room for it.
 
     Args:
         job: the floor and the prices.
         observed: with the planner's answer.
         status: without the question.
+        plan: what runs.
         asked: the question.
     """
     now, outcome = observed.time, observed.outcome
@@ -79,13 +81,19 @@ def take_stages(job: JobSpec, observed: Observed, status: Status, asked: Review)
         return _cannot(status, text, now)
     if not observed.capacity.fits(new.units):
         return status  # other jobs took the units meanwhile
-    text = f"{asked.message}; {new.summary} does by the corrected profile: the job saves a checkpoint and moves to it"
+    restarts = needs_restart(job, observed, plan, new)
+    how = "the job saves a checkpoint and moves to it" if restarts else "the job changes to it while it runs"
+    text = f"{asked.message}; {new.summary} does by the corrected profile: {how}"
     pause = pause_seconds(job.elasticity.cooldown_seconds)
+    moves = status.moved_for_floor.again(job.min_samples_per_second, now, pause)
+    reason = "StagesChanged" if restarts else "Redivided"
+    status = replace(status.with_condition("Rescaled", True, reason, text, now), moved_for_floor=moves)
+    if not restarts:
+        return carry_out(observed, status, new, ThroughputSeries(), reason)
     return replace(
-        status.with_condition("Rescaled", True, "StagesChanged", text, now),
+        status,
         offer=Offer(dict(new.document), {pool.name: str(pool.price_per_unit_hour) for pool in job.pools}),
         moving=text,
-        moved_for_floor=status.moved_for_floor.again(job.min_samples_per_second, now, pause),
         stopping_since=now,
     ).with_phase(Phase.STOPPING, now)
 

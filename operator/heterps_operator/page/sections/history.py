@@ -12,7 +12,12 @@ from heterps_operator.state.history import PlanRecord
 
 __all__ = ["history_section"]
 
-_WORDS = {"PlanComputed": "first plan", "Replanned": "another plan", "UnitsChanged": "another number of units"}
+_WORDS = {
+    "PlanComputed": "first plan",
+    "Replanned": "another plan",
+    "UnitsChanged": "another number of units",
+    "Redivided": "other stages",
+}
 
 
 def history_section(records: Sequence[PlanRecord]) -> Markup | None:
