@@ -8,7 +8,7 @@ shard with its optimizers.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ class LayerProbe:
         self.stages: list[StageModule] = [model.stage(i, i, device).train() for i in range(count)]
         self._unique = UniqueKeys()
         # The few rows of a profile need no disk, and pods of a profiler may not have the servers' one.
-        self._shard = Shard(replace(config, spill=None), 0)
+        self._shard = Shard(config, 0)
         initial = [stage.initial_parameters() for stage in self.stages]
         self._replicas: list[Replica] | None = None
         if all_reduces:

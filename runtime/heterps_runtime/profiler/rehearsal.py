@@ -321,7 +321,7 @@ def _check_phase(credentials: Credentials) -> None:
 
 
 def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
-    """The job without end and evaluation, with its own checkpoints, and with all rows in memory."""
+    """The job without end and evaluation, with its own checkpoints, and with each row once, in memory."""
     changed = copy.deepcopy(document)
     spec = changed["job"]["spec"]
     spec["training"]["steps"] = _ENDLESS
@@ -329,6 +329,7 @@ def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
     spec["data"].pop("evaluation", None)
     spec["checkpoint"] = {"everySteps": _ENDLESS, "keep": 1}
     spec["parameterServer"].pop("spill", None)  # the disk may be a volume of the servers' pods
+    spec["parameterServer"]["replication"] = 1  # there is one server
     return changed
 
 

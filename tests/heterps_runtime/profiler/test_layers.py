@@ -40,7 +40,7 @@ def _probe(
     return LayerProbe(config, user, data, resolve_loss(config.loss), CPU, all_reduces=all_reduces), config, user
 
 
-def test_a_profile_needs_no_disk_of_the_servers(tmp_path: Path) -> None:
+def test_a_profile_needs_no_disk_of_the_servers_and_no_second_one(tmp_path: Path) -> None:
     """Theirs may be a volume that a profiler's pod does not have."""
     (tmp_path / "file").write_text("")
     spill = {"memory": 1, "directory": str(tmp_path / "file" / "folder")}
@@ -48,8 +48,9 @@ def test_a_profile_needs_no_disk_of_the_servers(tmp_path: Path) -> None:
     assert config.spill is not None
     probe.step(probe.largest)
     document = configuration(tmp_path / "work")
-    document["job"]["spec"]["parameterServer"]["spill"] = spill
-    assert "spill" not in _rehearsed(document)["job"]["spec"]["parameterServer"]
+    document["job"]["spec"]["parameterServer"] |= {"spill": spill, "replication": 2}
+    rehearsed = RunConfig.from_json(_rehearsed(document))
+    assert (rehearsed.spill, rehearsed.replication) == (None, 1), "there is one server, without copies of its rows"
 
 
 @pytest.mark.parametrize("name", ["flights", "two_tower", "residual", "picture"])
