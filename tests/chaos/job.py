@@ -79,7 +79,7 @@ class ChaosJob:
                 {"pool": pool, "lastLayer": _LAYERS[-1] if i == len(stages) - 1 else _LAYERS[i], "units": workers}
                 for i, (pool, workers) in enumerate(stages)
             ],
-            "parameterServer": {"replicas": run.topology.servers},
+            "parameterServer": {"replicas": run.topology.servers, "replication": run.topology.copies},
             "checkpoint__everySteps": _CHECKPOINT_STEPS,
             "runPolicy__backoffLimit": run.backoff_limit,
             "runPolicy__hangTimeoutSeconds": _HANG_SECONDS,

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlparse
@@ -93,14 +94,23 @@ class Credentials:
         return cls(os.environ[ENV_COORDINATOR], LinkSecurity(os.environ[ENV_TOKEN], encrypted))
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Call the coordinator's HTTP interface; returns the JSON response."""
+        """Call the coordinator's HTTP interface; returns the JSON response.
+
+        Raises:
+            OSError: there is no answer; as `urllib.error.HTTPError`, with the coordinator's words if it refuses.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.security.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310  # our own coordinator
-        with urllib.request.urlopen(  # noqa: S310
-            request, timeout=_HTTP_TIMEOUT_SECONDS, context=self._context
-        ) as answer:
-            return json.loads(answer.read() or b"null")
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=_HTTP_TIMEOUT_SECONDS, context=self._context
+            ) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            with error, suppress(ValueError, TypeError, KeyError):  # another server's page
+                error.msg = str(json.loads(error.read())["error"])
+            raise
 
     def control_address(self) -> str:
         """Address of the coordinator's control socket; waits while the coordinator starts.

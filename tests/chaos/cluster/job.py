@@ -132,7 +132,7 @@ def _cluster_job(kubectl: Kubectl, api: KubernetesApi, folder: Path, run: Run) -
 
     spec: Json = {
         "training.steps": run.steps,
-        "parameterServer": {"replicas": run.topology.servers},
+        "parameterServer": {"replicas": run.topology.servers, "replication": run.topology.copies},
         "checkpoint.everySteps": _CHECKPOINT_STEPS,
         "runPolicy.backoffLimit": run.backoff_limit,
         "runPolicy.disruptionBudgets": "Disabled",  # evictions are faults

@@ -52,14 +52,17 @@ class Topology:
     Attributes:
         stages: pool and number of workers of each stage.
         servers: number of parameter servers.
+        copies: number of them that hold each row.
     """
 
     stages: tuple[tuple[str, int], ...]
     servers: int
+    copies: int = 1
 
     def __str__(self) -> str:
         stages = " > ".join(f"{count} on {pool}" for pool, count in self.stages)
-        return f"workers {stages}, {self.servers} servers"
+        copies = f", {self.copies} copies of each row" if self.copies > 1 else ""
+        return f"workers {stages}, {self.servers} servers{copies}"
 
     def workers(self) -> list[str]:
         return [f"worker-{stage}-{i}" for stage, (_, count) in enumerate(self.stages) for i in range(count)]
@@ -91,6 +94,7 @@ class Topology:
 TOPOLOGIES = (
     Topology((("cpu", 2),), 1),
     Topology((("cpu", 2),), 2),
+    Topology((("cpu", 2),), 2, copies=2),
     Topology((("cpu", 2), ("card", 1)), 1),
     Topology((("cpu", 1), ("card", 2)), 2),
 )
