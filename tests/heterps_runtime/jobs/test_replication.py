@@ -136,11 +136,15 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_one_server_after_the_other_may_lose_its_state(
     stages: list[Stage], folder: Path, lose: Callable[..., None]
 ) -> None:
-    """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch."""
+    """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch.
+
+    Servers encrypt what they copy from one another if the job asks for it.
+    """
     work = folder / f"in-turn-{stages[1][0]}"
     document = _replicated(configuration(work, rows=4000, steps=STEPS))
     document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
     document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
+    document["job"]["spec"]["encryption"] = "Required"
     expected = train(RunConfig.from_json(document), torch.float64)
     job = ThreadedJob(document)
     job.start(stages, 2)
