@@ -25,7 +25,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
@@ -110,6 +110,9 @@ class CheckpointManifest:
     layout: str = ""  # what the order of training rows depends on beside their number
     imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
     earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
+    # Name in the module's `state_dict()` -> name of the parameter, buffer or table here. Tied parameters have several
+    # names, buffers that are not persistent none. Empty: the names are equal.
+    state_names: dict[str, str] = field(default_factory=dict)
 
     @property
     def origin(self) -> Origin:
@@ -157,7 +160,12 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
-        for name in ("layout", "imported_from", "earlier_steps"):  # as written before there were such jobs
+        for name in (
+            "layout",
+            "imported_from",
+            "earlier_steps",
+            "state_names",
+        ):  # as written before there were such jobs
             if not body[name]:
                 del body[name]
         for entry in body["files"]:  # as above

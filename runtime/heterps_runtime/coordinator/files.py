@@ -192,6 +192,7 @@ class JobFiles:
             loss=progress["loss"],
             folder=barrier.folder,
             earlier_steps=self._latest.earlier_steps if self._latest else 0,
+            state_names=model.state_names if model else {},
         )
         try:
             commit(self._storage, manifest, self._config.checkpoint_keep, self._ownership)
@@ -202,28 +203,22 @@ class JobFiles:
         self._latest = manifest
         return manifest
 
-    def export(self, model: Model | None, metrics: Mapping[str, Any]) -> str:
+    def export(self, metrics: Mapping[str, Any]) -> str:
         """Export the model of the newest checkpoint; returns the path or address.
 
         Raises:
             CheckpointError: it cannot be exported, or another run has taken the checkpoints over.
         """
         # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
-        from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+        from heterps_runtime.exporting import initial_values
 
         assert self._latest is not None, "a job ends with a checkpoint"
-        init = EmbeddingInit.from_manifest(self._config.embedding_init)
-
-        def draw(table: TableRecord, ids: Any) -> Any:
-            return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
-
         return export_model(
             self._storage,
             self._latest,
             self._config.model_path,
             owner=self._ownership,
-            initial_rows=draw,
-            state_dict_names=model.state_names if model else None,
+            initial_rows=initial_values(self._latest.seed),
             metrics=metrics,
         )
 

@@ -265,9 +265,9 @@ class CoordinatorServer:
 
     def export(self) -> None:
         """See `Effects.export`."""
-        model, metrics = self._model, dict(self.core.evaluation.results or {})
+        metrics = dict(self.core.evaluation.results or {})
         self._in_background(
-            lambda: self._files.export(model, metrics),
+            lambda: self._files.export(metrics),
             self.core.exported,
             lambda error: self.core.fail("ExportFailed", str(error)),
         )
