@@ -61,8 +61,8 @@ def _export(options: argparse.Namespace) -> dict[str, Any]:
     except StorageError as error:
         if error.missing and folder and not storage.exists(folder):
             raise UserError(
-                f"{folder}: the job has deleted this checkpoint meanwhile; export a newer one, or let the job keep more "
-                "of them (checkpoint.keep)"
+                f"{folder}: the job has deleted this checkpoint meanwhile; export a newer one, or let the job keep "
+                "more of them (checkpoint.keep)"
             ) from error
         raise
     model = ExportedModel(output)

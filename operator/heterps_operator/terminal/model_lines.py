@@ -28,9 +28,9 @@ def render_delta(document: Json) -> Text:
         gone = f", {table['gone']:,} gone" if table["gone"] else ""
         lines.append(f"  {table['name']}: {table['rows']:,} rows{gone}")
     if document["tensors"]:
-        lines.append(f"  {len(document['tensors']):,} tensors without tables")
+        lines.append(f"  {len(document['tensors']):,} tensors that are no tables")
     lines += [
-        f"  {document['unchanged']:,} are equal in both",
+        f"  {document['unchanged']:,} tables and tensors are equal in both",
         f"from {before['identity']}",
         f"to   {after['identity']}",
     ]

@@ -81,9 +81,8 @@ def export(state: State, folder: Path, tables: tuple[TableRecord, ...] = TABLES)
     name = f"step-{state.step:09d}.{owner.term}-00000000"
     groups: dict[int, Any] = {}
     for dim in {table.dim for table in tables}:
-        mine = [
-            (table, key, *entry) for table in tables if table.dim == dim for key, entry in state.rows[table.index].items()
-        ]
+        of_dim = [table for table in tables if table.dim == dim]
+        mine = [(table, key, *entry) for table in of_dim for key, entry in state.rows[table.index].items()]
         keys = np.array([int(make_keys(table.index, key)) for table, key, _, _ in mine], np.int64)
         rows = np.array([[value] * dim for _, _, value, _ in mine], np.float32).reshape(len(mine), dim)
         last = np.array([last for _, _, _, last in mine], np.int32)

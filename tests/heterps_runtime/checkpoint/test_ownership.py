@@ -131,9 +131,13 @@ def test_a_run_that_is_fenced_while_it_uploads_a_model_stops_there(granted: int,
         if next(checks, FencedError) is FencedError:
             raise FencedError("another run has taken over")
 
-    with pytest.raises(FencedError), publication(target, "model.json", check) as folder:
-        for name in ("a", "b", "model.json"):
-            (folder / name).write_bytes(b"new")
+    def publish() -> None:
+        with publication(target, "model.json", check) as folder:
+            for name in ("a", "b", "model.json"):
+                (folder / name).write_bytes(b"new")
+
+    with pytest.raises(FencedError):
+        publish()
     assert {name: target.read(name) for name in target.files()} == left
 
 
