@@ -1,11 +1,10 @@
-"""The initial values of rows that were never trained, as an export needs them."""
+"""The initial values of rows that were never trained, as exported models have them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from heterps_runtime.checkpoint.export import InitialRows
-from heterps_runtime.checkpoint.manifest import TableRecord
+from heterps_runtime.checkpoint.manifest import InitialRows, TableRecord
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 
 __all__ = ["initial_values"]

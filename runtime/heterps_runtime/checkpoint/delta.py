@@ -17,7 +17,6 @@ Memory stays bounded, but for the ids of a table and of its changes.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.exported import ExportedModel, Rows, pieces
+from heterps_runtime.checkpoint.exported import ExportedModel, Rows, differ, pieces
 from heterps_runtime.checkpoint.format import TensorFile, TensorSpec, create_tensor_file
 from heterps_runtime.checkpoint.publishing import (
     MODEL_DESCRIPTION,
@@ -122,7 +121,7 @@ def _write_tensors(before: ExportedModel, after: ExportedModel, folder: Path) ->
     """Write the changed tensors that are no tables; returns their names."""
     values = after.values
     with TensorFile(before.storage, TENSORS_FILE) as old, TensorFile(after.storage, TENSORS_FILE) as new:
-        changed = [name for name in values if _differ(old.read(name)[None], new.read(name)[None]).any()]
+        changed = [name for name in values if differ(old.read(name)[None], new.read(name)[None]).any()]
         arrays = create_tensor_file(folder / TENSORS_FILE, {name: TensorSpec(*values[name]) for name in changed})
         for name in changed:
             arrays[name][...] = new.read(name)
@@ -153,7 +152,7 @@ def _changed(old: Rows, new: Rows) -> Ids:
         positions, there = old.find(ids)
         changed = ~there
         here = start + np.flatnonzero(there)
-        changed[there] = _differ(old.at(positions[there]), new.at(here))
+        changed[there] = differ(old.at(positions[there]), new.at(here))
         found.append(start + np.flatnonzero(changed))
     return np.concatenate(found)
 
@@ -161,11 +160,3 @@ def _changed(old: Rows, new: Rows) -> Ids:
 def _missing(old: Rows, new: Rows) -> Ids:
     """The old ids (n,) that have no new row."""
     return np.concatenate([np.empty(0, np.int64), *(ids[~new.find(ids)[1]] for _, ids in old.pieces())])
-
-
-def _differ(one: Array, other: Array) -> npt.NDArray[np.bool_]:
-    """Which entries (n,) along the first axis have other bits: zeros have signs, and not-a-number equals itself."""
-    shape = (len(one), math.prod(one.shape[1:]))
-    left, right = (np.ascontiguousarray(values).reshape(shape).view(np.uint8) for values in (one, other))
-    differing: npt.NDArray[np.bool_] = (left != right).any(axis=1)
-    return differing

@@ -26,19 +26,17 @@ import numpy.typing as npt
 from heterps_runtime.checkpoint.dense import read_dense
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
-from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, TableRecord, check_checkpoint
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, InitialRows, TableRecord, check_checkpoint
 from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE, list_files, publication, table_file
 from heterps_runtime.checkpoint.readme import receiver_readme
 from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows
 from heterps_runtime.storage import Storage
 
-__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "InitialRows", "export_model"]
+__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "export_model"]
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
-InitialRows = Callable[[TableRecord, Ids], Array]  # (table, ids (n,)) -> rows (n, dim)
-
 DEFAULT_DENSE_LIMIT_BYTES = 1 << 30  # a table up to this size is exported whole
 _VERSION = 1  # of model.json
 _CHUNK_ROWS = 65_536

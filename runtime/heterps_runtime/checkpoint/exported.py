@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from heterps_runtime.errors import UserError
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
-__all__ = ["ExportedModel", "ExportedTable", "Rows", "SparseRows", "check_files", "identity_of", "pieces"]
+__all__ = ["ExportedModel", "ExportedTable", "Rows", "SparseRows", "check_files", "differ", "identity_of", "pieces"]
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -65,6 +66,7 @@ class ExportedModel:
         tables: by name.
         tensors: name -> type and shape in the user's `state_dict()`, in the order of model.json.
         step: number of committed steps.
+        seed: of the job; initial values depend on it.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -95,7 +97,7 @@ class ExportedModel:
                 entry["name"]: (np.dtype(entry["dtype"]), tuple(map(int, entry["shape"])))
                 for entry in self.document["tensors"]
             }
-            self.step = int(self.document["step"])
+            self.step, self.seed = int(self.document["step"]), int(self.document["seed"])
         except UnsupportedVersionError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -109,6 +111,19 @@ class ExportedModel:
         """The tensors that are no tables."""
         tables = {name for table in self.tables.values() for name in table.state_names}
         return {name: spec for name, spec in self.tensors.items() if name not in tables}
+
+    @property
+    def buffers(self) -> set[str]:
+        """Names of the tensors that are buffers of the module.
+
+        Raises:
+            DamagedError: the model does not say.
+        """
+        try:
+            return set(map(str, self.document["buffers"]))
+        except (KeyError, TypeError) as error:
+            where = self.storage.path(MODEL_DESCRIPTION)
+            raise DamagedError(f"{where} does not say which tensors are buffers", MODEL_DESCRIPTION) from error
 
     def rows(self, table: ExportedTable) -> Rows:
         """The rows of a table, to be closed.
@@ -216,6 +231,14 @@ def _gather(file: TensorFile, array: str, positions: Ids) -> Array:
         out[first:stop] = piece[positions[first:stop] - start]
         first = stop
     return out
+
+
+def differ(one: Array, other: Array) -> npt.NDArray[np.bool_]:
+    """Which entries (n,) along the first axis have other bits: zeros have signs, and not-a-number equals itself."""
+    shape = (len(one), math.prod(one.shape[1:]))
+    left, right = (np.ascontiguousarray(values).reshape(shape).view(np.uint8) for values in (one, other))
+    differing: npt.NDArray[np.bool_] = (left != right).any(axis=1)
+    return differing
 
 
 def identity_of(description: bytes) -> str:

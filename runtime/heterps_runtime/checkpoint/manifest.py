@@ -24,9 +24,12 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
@@ -40,6 +43,7 @@ __all__ = [
     "ID_BITS",
     "MANIFEST_NAME",
     "CheckpointManifest",
+    "InitialRows",
     "TableRecord",
     "check_checkpoint",
     "check_sizes",
@@ -87,6 +91,9 @@ class TableRecord:
         row, candidate = (None if steps == NEVER else steps for steps in limits)
         period = rules.period if row or candidate else None
         return replace(self, min_steps=least, unused_steps=row, candidate_unused_steps=candidate, period=period)
+
+
+InitialRows = Callable[[TableRecord, npt.NDArray[np.int64]], npt.NDArray[Any]]  # (table, ids (n,)) -> rows (n, dim)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from heterps_runtime.checkpoint import (
     take_over,
 )
 from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
-from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, write_manifest
+from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, InitialRows, write_manifest
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import rules_of
@@ -141,7 +141,13 @@ class JobFiles:
         )
         source = Storage.open(config.init_from, self.work)
         manifest = import_values(
-            source, config.init_from, self._storage, folder, like, with_state=config.keep_optimizer_state
+            source,
+            config.init_from,
+            self._storage,
+            folder,
+            like,
+            with_state=config.keep_optimizer_state,
+            initial_rows=_initial_values,
         )
         write_manifest(self._storage, manifest, self._ownership)
         return manifest
@@ -209,16 +215,13 @@ class JobFiles:
         Raises:
             CheckpointError: it cannot be exported, or another run has taken the checkpoints over.
         """
-        # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
-        from heterps_runtime.exporting import initial_values
-
         assert self._latest is not None, "a job ends with a checkpoint"
         return export_model(
             self._storage,
             self._latest,
             self._config.model_path,
             owner=self._ownership,
-            initial_rows=initial_values(self._latest.seed),
+            initial_rows=_initial_values(self._latest.seed),
             metrics=metrics,
         )
 
@@ -226,3 +229,10 @@ class JobFiles:
     def _ownership(self) -> Ownership:
         assert self._owner is not None, "no step is committed before the checkpoints are opened"
         return self._owner
+
+
+def _initial_values(seed: int) -> InitialRows:
+    # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
+    from heterps_runtime.exporting import initial_values
+
+    return initial_values(seed)
