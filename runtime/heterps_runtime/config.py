@@ -123,6 +123,7 @@ class RunConfig:
             "data.dense": self.data["dense"],
             "data.sparse": self.data["sparse"],
             **({"data.tensors": tensors} if tensors else {}),
+            **{f"data.{name}": self.data[name] for name in ("trainAfter", "trainThrough") if self.data.get(name)},
             **({"data.windowRows": self.data["windowRows"]} if self.streams_data else {}),  # the order depends on it
             "training.globalBatchSize": self.global_batch_size,
             "training.optimizer.dense": self.dense_optimizer,

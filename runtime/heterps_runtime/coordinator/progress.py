@@ -15,6 +15,10 @@ from heterps_runtime.wire.messages import Done
 __all__ = ["CHECKPOINT", "Progress", "non_finite"]
 
 CHECKPOINT = "the checkpoint"  # as a source of the number of rows; sorts before the names of workers
+_CHANGED = (
+    "the data must not change during a job: put the files back, and train on new ones in a job of their own, with "
+    "spec.data.trainAfter and spec.model.initFrom"
+)
 _LOSS_SMOOTHING = 0.05
 _RATE_WINDOW_SECONDS = 10.0
 
@@ -52,15 +56,12 @@ class Progress:
         """
         if self.num_rows is not None and self.num_rows != rows:
             (first, one), (second, other) = sorted([(self._rows_from, self.num_rows), (source, rows)])
-            return (
-                f"data.train: {one} rows according to {first}, but {other} according to {second}; "
-                "the data must not change during a job"
-            )
+            return f"data.train: {one} rows according to {first}, but {other} according to {second}; {_CHANGED}"
         if self.num_rows is not None and self.layout != layout:
             first, second = sorted([self._rows_from, source])
             return (
                 f"data.train: the files or their row groups according to {first} are others than according to "
-                f"{second}; the data must not change during a job"
+                f"{second}; {_CHANGED}"
             )
         self._rows_from, self.layout = source, layout
         self.batches = Batches(rows, self._config.global_batch_size)

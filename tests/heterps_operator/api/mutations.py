@@ -67,6 +67,8 @@ FULL_JOB: Json = {
         "data": {
             "format": "parquet",
             "train": "s3://bucket/train/",
+            "trainAfter": "day=2024-05-31",
+            "trainThrough": "day=2024-06-30",
             "evaluation": "s3://bucket/test/",
             "label": "late",
             "dense": ["distance"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -114,6 +115,40 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     both = configuration(folder / f"both-{optimizer}", model, optimizer=optimizers, steps=2 * steps)
     expected = train(RunConfig.from_json(both), torch.float64, Again(RunConfig.from_json(both), steps))
     assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.parametrize("access", ["Cached", "Streamed"])
+def test_a_job_goes_on_with_the_days_that_were_added_to_a_folder(access: str, folder: Path) -> None:
+    """It trains what a job trains whose folder has these days only."""
+    work = folder / f"days-{access}"
+    like = configuration(work / "first", epochs=2, steps=None)
+    days = pq.read_table(like["job"]["spec"]["data"]["train"])
+
+    def add(place: str, *numbers: int) -> None:
+        for number in numbers:
+            (work / place / f"day={number}").mkdir(parents=True)
+            pq.write_table(days.slice(60 * number, 60), work / place / f"day={number}" / "part-0.parquet")
+
+    def run(name: str, place: str, begin: dict[str, str], **bounds: str) -> dict[str, Any]:
+        document = configuration(work / name, epochs=2, steps=None)
+        document["job"]["spec"]["data"] |= {"train": str(work / place), "access": access, "windowRows": 50, **bounds}
+        document["job"]["spec"]["model"] |= {"initFrom": begin} if begin else {}
+        status = run_job(document, [("cpu", 10, 2)], 2)
+        assert status["numRows"] == 120
+        return trained_model(status)
+
+    add("all", 0, 1)
+    first = run("first", "all", {}, trainThrough="day=1")
+    add("all", 2, 3, 4)
+    again = run("first", "all", {}, trainThrough="day=1")  # it has ended, and its files are the same
+    add("new", 2, 3)
+    begin = {"path": str(work / "first" / "checkpoints"), "optimizerState": "Keep"}
+    later = run("later", "all", begin, trainAfter="day=1", trainThrough="day=3")
+    expected = run("expected", "new", begin)
+    for name, value in expected.items():
+        assert np.array_equal(later[name], value), name
+        assert np.array_equal(first[name], again[name]), name
+    assert not all(np.array_equal(first[name], value) for name, value in expected.items())
 
 
 def test_the_state_of_other_optimizers_is_refused_by_the_field(folder: Path) -> None:
