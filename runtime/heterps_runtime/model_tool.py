@@ -12,7 +12,7 @@ from heterps_runtime.checkpoint.delta import DELTA_DESCRIPTION, write_delta
 from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.checkpoint.export import export_model
 from heterps_runtime.checkpoint.exported import ExportedModel
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, find_latest, read_manifest
+from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, find_latest, read_manifest
 from heterps_runtime.checkpoint.patching import Delta, apply_delta
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION
 from heterps_runtime.checkpoint.survey import named
@@ -56,15 +56,15 @@ def _export(options: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{folder}: this is the model of {manifest.imported_from}, and not yet one of this job")
         with progress(storage.work, "read and written"):
             export_model(storage, manifest, options.to, owner=None, initial_rows=initial_values(manifest.seed))
-    except DamagedError as error:
-        raise UserError(f"{folder}: cannot be exported, {error}; name another one with --checkpoint") from error
-    except StorageError as error:
-        if error.missing and folder and not storage.exists(folder):
+    except (DamagedError, StorageError) as error:
+        if folder and storage.size(f"{folder}/{MANIFEST_NAME}") is None:
             raise UserError(
-                f"{folder}: the job has deleted this checkpoint meanwhile; export a newer one, or let the job keep "
-                "more of them (checkpoint.keep)"
+                f"{folder}: this checkpoint is not complete, or the job has deleted it meanwhile; export a newer one, "
+                "or let the job keep more of them (checkpoint.keep)"
             ) from error
-        raise
+        if isinstance(error, StorageError):
+            raise
+        raise UserError(f"{folder}: cannot be exported, {error}; name another one with --checkpoint") from error
     model = ExportedModel(output)
     return {
         "model": _describe(model),
