@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ class ExportedModel:
         return SparseRows(self.storage, table.file)
 
 
-class Rows:
+class Rows(ABC):
     """Rows of a table in a safetensors file, by ascending id.
 
     Attributes:
@@ -161,13 +162,13 @@ class Rows:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    @abstractmethod
     def ids_at(self, positions: Ids) -> Ids:
         """The ids of the rows at ascending positions (n,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find(self, ids: Ids) -> tuple[Ids, Mask]:
         """The positions of ids (n,) among the rows, and which of them (n,) have a row; other positions mean nothing."""
-        raise NotImplementedError
 
     def at(self, positions: Ids) -> Array:
         """The rows at ascending positions (n,), (n, dim)."""
