@@ -134,6 +134,7 @@ class JobSession:
             objects.service(job),
             objects.run_config(job, pod_configuration(manifest)),
             objects.network_policy(job, cluster.namespace, cluster.scrapers),
+            *objects.claim_templates(job, manifest.pools),
         )
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())

@@ -33,6 +33,11 @@ _NETWORKING = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
 # Patterns of the API server's refusals, with reason and fix; the first match applies.
 _REFUSALS = (
     (
+        'resource "resourceclaimtemplates"',
+        "Forbidden",
+        "install the operator's Helm chart with dynamicResourceAllocation.enabled=true, which grants it",
+    ),
+    (
         "must specify",
         "QuotaExceeded",
         "set what the quota asks for in spec.podTemplates.all, or add a LimitRange to the namespace",
@@ -185,6 +190,9 @@ def _way_onto_a_node(pod: Json, words: str) -> str:
         where = f"pool {pool}" if pool else "the cluster"
         lower = f"lower maxUnits of pool {pool} in spec.pools, so that the plan asks for less" if pool else "free some"
         return f"{where} has no node with enough {' and '.join(short)} left: add nodes, or {lower}"
+    if "cannot allocate all claims" in words:
+        text = f"no node of pool {pool} has a free device of its DeviceClass" if pool else "no node has free devices"
+        return f"{text}: see the ResourceClaims of other pods, or lower maxUnits of the pool"
     if "persistentvolumeclaim" in words.lower() or "volume" in words.lower():
         return "create the volume claims that spec.podTemplates.all names, where the pool's nodes can reach them"
     taint = _TAINT.search(words)
