@@ -76,12 +76,12 @@ def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
 
     Args:
         expression: its text.
-        variables: values of cel-python (`celpy.celtypes`), `Decimal` for quantities and `Version` for versions, by name.
+        variables: values of cel-python (`celpy.celtypes`), `Decimal` for quantities, `Version` for versions; by name.
 
     Raises:
         RuleError: the expression is malformed or uses what is not known here, or a value lacks what it asks for.
     """
-    from celpy import CELParseError
+    from celpy.celparser import CELParseError
     from celpy.evaluation import CELEvalError
 
     try:

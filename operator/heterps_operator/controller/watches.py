@@ -84,9 +84,10 @@ def watch(
     if cluster_scoped:
         kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
         kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
+    group, version = DEVICES_VERSION.split("/")
     for kind, plural in KINDS.items() if devices else ():
         seen = functools.partial(reflector.device_seen, kind)
-        kopf.on.event(*DEVICES_VERSION.split("/"), plural, registry=registry, id=plural)(report(seen))
+        kopf.on.event(group, version, plural, registry=registry, id=plural)(report(seen))
 
     failures = 0
     while not stop.is_set():

@@ -148,6 +148,7 @@ FULL_JOB: Json = {
 FULL = (FULL_POOL, FULL_JOB)
 # Together these would break a rule; a field of another object below replaces them.
 LEFT_OUT = {
+    "spec.deviceClassName",
     "spec.code.configMap",
     "spec.code.archive",
     "spec.code.configMap.name",

@@ -90,7 +90,7 @@ class PodStore(ObjectStore):
         return units
 
     def device_users(self) -> dict[str, tuple[str, int]]:
-        """Return the pods with claims of devices, by uid: the pool whose units they occupy, or `ORPHANED`, and how many."""
+        """Return the pool of the units of each pod with claims of devices, or `ORPHANED`, and their number, by uid."""
         users: dict[str, tuple[str, int]] = {}
         with self._lock:
             for key, pod in self._items.items():

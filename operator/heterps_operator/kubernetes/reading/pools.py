@@ -191,7 +191,8 @@ def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
     offered = f"device of DeviceClass {device_class}" if device_class else unit_resource(spec)
     if capacity.without_resource:
         program, name = ("DRA driver", "deviceClassName") if device_class else ("device plugin", "resourceName")
-        text = f"the nodes with {selector} ({_names(capacity.without_resource)}) offer no {offered}; install its {program}"
+        nodes = _names(capacity.without_resource)
+        text = f"the nodes with {selector} ({nodes}) offer no {offered}; install its {program}"
         text = f"{text}, or correct spec.{name} or spec.nodeSelector"
         return _condition("NodesFound", False, "NoResource", "; ".join([text, *capacity.notes]))
     which = f"with the labels {selector}" if selector else f"that offers {'a ' if device_class else ''}{offered}"
@@ -227,6 +228,8 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
     if allocated > min(limit, capacity.units):
         have = f"jobs hold {allocated} units, the limit is {limit} and the nodes have {capacity.units}"
         return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs release units; {text}")
+    if not capacity.units and capacity.taken:
+        return _condition("Ready", False, "UnitsInUse", f"other pods use all units of the pool; {text}")
     if not capacity.units:
         per_pod = int(spec.get("unitsPerPod") or 1)
         text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"

@@ -125,7 +125,9 @@ _SLICE_SPEC = fields({
     "driver": _NAMED, "nodeName": _NAMED, "devices": items(_DEVICE),
     "pool": fields({"name": _NAMED, "generation": number(0, _LARGEST)}, required=("name",)),
 }, required=("driver", "pool"))  # fmt: skip
-_RESULT = fields({"driver": _NAMED, "pool": _NAMED, "device": _NAMED, "adminAccess": truth}, ("driver", "pool", "device"))
+_RESULT = fields({
+    "driver": _NAMED, "pool": _NAMED, "device": _NAMED, "adminAccess": truth,
+}, required=("driver", "pool", "device"))  # fmt: skip
 _ALLOCATION = fields({"devices": fields({"results": items(_RESULT)})})
 
 # The rest of a job's spec is validated, and reported in its status, when the operator picks up the job.
@@ -156,4 +158,4 @@ def check(kind: str, item: Any) -> None:
     if kind == POOL:
         spec = item["spec"]
         if spec["deviceType"] == "XPU" and not (spec.get("resourceName") or spec.get("deviceClassName")):
-            raise UnreadableError("spec.resourceName", None, "set, or deviceClassName, as deviceType XPU has no default")
+            raise UnreadableError("spec.resourceName", None, "set, or deviceClassName, as XPU pools have no default")

@@ -66,7 +66,7 @@ def _evaluate(expression: str, seen: str) -> bool | str:
 def _device(seen: Mapping[str, Any]) -> Any:
     from celpy.celtypes import BoolType, MapType, StringType
 
-    class ByDomain(MapType):  # type: ignore[misc]  # cel-python has no types
+    class ByDomain(MapType):
         """Names by domain; a domain that the device lacks is empty, as for the scheduler."""
 
         def __getitem__(self, key: Any) -> Any:
