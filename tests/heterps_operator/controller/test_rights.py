@@ -210,7 +210,7 @@ def test_device_classes_need_what_their_rules_grant(life: Life, monkeypatch: pyt
     life.cluster.devices = DeviceStores()
     life.operator = life.controller()
     life.train()
-    monkeypatch.setattr(life.server, "each", lambda path, label_selector="": life.server.list(path, label_selector)[0])
+    monkeypatch.setattr(life.server, "each", lambda path, label_selector="": life.server.list(path)[0])
     Supervisor(life.cluster).reflector.synchronize()
     of_devices = {right for right in used(life.server) if right[1].startswith(("deviceclass", "resource"))}
     needed = of_devices | WATCHED_DEVICES
