@@ -174,8 +174,8 @@ def test_a_job_claims_devices_and_the_pool_has_those_that_no_other_claim_has(
 
     # Nothing is left behind.
     job.delete()
-    for kind in ("resourceclaims", "resourceclaimtemplates", "pods"):
-        wait_until(f"no {kind}", lambda kind=kind: not kubectl.items(kind), PATIENCE_SECONDS, more=job.story)
+    kinds = "resourceclaims,resourceclaimtemplates,pods"
+    wait_until("all of the job is gone", lambda: not kubectl.items(kinds), PATIENCE_SECONDS, more=job.story)
     units(0, 0)
 
 
