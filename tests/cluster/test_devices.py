@@ -188,6 +188,7 @@ EXPRESSIONS = (
     f'device.capacity["{DRIVER}"].memory.isLessThan(quantity("40Gi"))',
     f'{OWN}.driverVersion.isGreaterThan(semver("550.9.0"))',
     f'has({OWN}.model) && {OWN}.model.matches("^o")',
+    '"model" in device.attributes["other.heterps.test"]',
     'has(device.attributes["other.heterps.test"].model) || true',
     f'"ecc" in {OWN} && {OWN}.ecc',
     f"{OWN}.missing",

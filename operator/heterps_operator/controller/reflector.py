@@ -178,18 +178,16 @@ class Reflector:
                 seen(known, gone=True)
 
     def _compare_devices(self, devices: DeviceStores) -> None:
-        served = True
-        for kind, plural in KINDS.items():
-            store, seen = devices.of(kind), functools.partial(self.device_seen, kind)
-            try:
-                self._compare(store, [f"{_DEVICES}/{plural}"], seen)
-            except ApiError as error:
-                if error.code != HTTPStatus.NOT_FOUND:
-                    raise
-                served = False
-                for known in store.all():
-                    seen(known, gone=True)
-        devices.served = served
+        try:
+            for kind, plural in KINDS.items():
+                seen = functools.partial(self.device_seen, kind)
+                self._compare(devices.of(kind), [f"{_DEVICES}/{plural}"], seen)
+        except ApiError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+            devices.served = False
+        else:
+            devices.served = True
 
     # --- stores -------------------------------------------------------------------------------------------------------
 

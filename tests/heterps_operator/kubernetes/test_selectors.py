@@ -37,6 +37,7 @@ MEMORY = f'device.capacity["{DRIVER}"].memory'
         ('device.attributes["dra.example.org"].numa == 1', True),
         # A domain that the device lacks is empty; a name that it lacks is an error unless another part decides.
         ('has(device.attributes["other.example.com"].model)', False),
+        ('"model" in device.attributes["other.example.com"]', False),
         ('device.driver == "o" && device.attributes["other.example.com"].model == "x"', False),
         ('device.attributes["other.example.com"].model == "x" && device.driver == "o"', False),
         (f'{MEMORY}.compareTo(quantity("40Gi")) > 0', True),

@@ -142,8 +142,7 @@ def offers_of(
 def _pod_of(claim: Json) -> str:
     """Return the uid of the pod that a claim was made for; empty if it was made by hand, and any pod may share it."""
     owners = claim["metadata"].get("ownerReferences") or ()
-    pods = (o for o in owners if o.get("controller") is True and o.get("kind") == "Pod")
-    return str(next(pods, {}).get("uid") or "")
+    return next((str(o.get("uid") or "") for o in owners if o.get("controller") is True and o.get("kind") == "Pod"), "")
 
 
 def _allocated(claim: Json) -> Iterable[DeviceId]:
