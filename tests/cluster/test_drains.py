@@ -17,7 +17,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorError
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import need_cluster_made_here
 from tests.cluster.errors import ClusterError
-from tests.cluster.faults import assert_every_sample_counted, counting_job, held, hold_anew
+from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held, hold_anew
 from tests.cluster.helm import Helm, grant, install_custom_resources, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -58,7 +58,7 @@ def jobs(cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[list[ClusterJ
         return ClusterJob(kubectl, api, shared, name, **changes)
 
     rights = kubeconfig_of(admin, tmp_path, grant(helm, admin, "tests", NAMESPACE), NAMESPACE)
-    with Operator(rights, tmp_path):
+    with Operator(rights, tmp_path, *LASTING):
         yield [counting_job(make, f"of-{consistency}", consistency) for consistency in ("sync", "hybrid", "async")]
 
 
