@@ -51,7 +51,7 @@ def selects(selectors: Iterable[Json], driver: str, device: Json) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=16_384)  # cel-python takes a millisecond, and a cluster has thousands of devices
+@functools.lru_cache(maxsize=16_384)  # cel-python is slow, and a cluster has thousands of devices
 def _evaluate(expression: str, seen: str) -> bool | str:
     """Return the value of an expression for a device, or why it has none."""
     from celpy.celtypes import BoolType
