@@ -101,7 +101,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
             ports = Ports.from_environment()
-            server = ParameterServer(config, credentials, options.index, options.pool, options.host, ports)
+            chosen = config.in_precision(options.precision)
+            server = ParameterServer(chosen, credentials, options.index, options.pool, options.host, ports)
             at_termination(server.leave)
             server.run()
             return server.interrupted
@@ -111,7 +112,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
             ports = Ports.from_environment()
-            worker = open_worker(config, credentials, options.stage, options.index, options.pool, options.host, ports)
+            chosen = config.in_precision(options.precision)
+            worker = open_worker(chosen, credentials, options.stage, options.index, options.pool, options.host, ports)
             at_termination(worker.leave)
             worker.run()
             return worker.interrupted
@@ -141,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_actions(roles.add_parser(_CHECKPOINT, help="lists, verifies, compares or deletes checkpoints"))
     for role in (ps, worker):
         role.add_argument("--index", type=int, required=True)
+        role.add_argument("--precision", help="that was chosen for the job, with training.precision Auto")
     for role in (ps, worker, profile):
         role.add_argument("--pool", required=True)
     for role in (coordinator, ps, worker):

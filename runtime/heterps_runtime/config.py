@@ -7,7 +7,7 @@ resource and the runtime share one vocabulary. The controller has validated it a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,9 @@ from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.versions import check_version
 
-__all__ = ["PoolConfig", "RunConfig", "SpillConfig"]
+__all__ = ["AUTO", "PoolConfig", "RunConfig", "SpillConfig"]
 
+AUTO = "Auto"  # precision
 Consistency = Literal["sync", "hybrid", "async"]
 
 
@@ -65,7 +66,8 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: Literal["fp32", "fp64", "bf16", "tf32"]
+    precision: str  # fp32, fp64, bf16, tf32; Auto: one of the next, which a plan says
+    allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
     wire_precision: Literal["full", "fp16", "bf16"]
     spill: SpillConfig | None  # None: servers keep all rows in memory
     encrypted: bool  # links between processes
@@ -100,9 +102,23 @@ class RunConfig:
         """Whether the data is read while training, in the order of windows."""
         return self.data.get("access") == "Streamed"
 
+    def in_precision(self, precision: str | None) -> RunConfig:
+        """The job in the precision that was chosen for it; None: it leaves no choice.
+
+        Raises:
+            UserError: a choice is missing, or is not one that the job allows.
+        """
+        if not self.allowed_precisions:
+            return self
+        if precision not in self.allowed_precisions:
+            choices = ", ".join(self.allowed_precisions)
+            raise UserError(f"training.precision Auto: a plan must choose one of {choices}, it chooses {precision}")
+        return replace(self, precision=precision)
+
     @property
     def dtype_name(self) -> str:
         """Numpy's name of the type of parameters, optimizers and gradients."""
+        assert self.precision != AUTO, "the precision is not chosen yet"
         return "float64" if self.precision == "fp64" else "float32"
 
     @property
@@ -180,6 +196,7 @@ class RunConfig:
             sparse_optimizer=training["optimizer"]["sparse"],
             seed=training["seed"],
             precision=training["precision"],
+            allowed_precisions=tuple(training.get("allowedPrecisions", ())),
             wire_precision=servers["wirePrecision"],
             spill=_spill(servers.get("spill"), work),
             encrypted=spec.get("encryption") == "Required",

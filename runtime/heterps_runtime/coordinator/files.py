@@ -27,7 +27,7 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
 from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, write_manifest
-from heterps_runtime.config import RunConfig
+from heterps_runtime.config import AUTO, RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
@@ -44,7 +44,7 @@ class JobFiles:
     """Checkpoints and exported model of one job.
 
     Args:
-        config: the job.
+        config: the job; its precision may be chosen later.
 
     Attributes:
         work: bytes read and written.
@@ -70,14 +70,30 @@ class JobFiles:
         manifest, skipped = find_latest(self._storage, contents=False)
         if manifest is None:
             return None, skipped
-        differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
+        config, had = self._config, manifest.fingerprint.get("training.precision")
+        if config.precision == AUTO and had in config.allowed_precisions:  # until the choice is made, each will do
+            config = config.in_precision(had)
+        differences = explain_mismatch(manifest.fingerprint, config.fingerprint())
         if differences:
+            fix = "Use another checkpoint.path, or remove them (heterps run --fresh)."
+            if config.allowed_precisions and had is not None and had != config.precision:
+                fix = f"To go on with them, set training.precision to {had}. {fix}"
             raise UserError(
-                f"checkpoint.path: {self._config.checkpoint_path} holds checkpoints of another job: "
-                + "; ".join(differences)
-                + ". Use another checkpoint.path, or remove them (heterps run --fresh)."
+                f"checkpoint.path: {config.checkpoint_path} holds checkpoints of another job: "
+                f"{'; '.join(differences)}. {fix}"
             )
         return manifest, skipped
+
+    def choose_precision(self, precision: str | None) -> None:
+        """Note the precision that a plan says; None: the job leaves no choice.
+
+        Raises:
+            UserError: the choice is missing, not allowed, or not that of an earlier plan.
+        """
+        chosen = self._config.in_precision(precision)
+        if self._config.precision not in (AUTO, chosen.precision):
+            raise UserError(f"plan.precision: the job computes in {self._config.precision} already, not in {precision}")
+        self._config = chosen
 
     def open(self) -> Found:
         """Take over the checkpoints, then find the newest.

@@ -376,6 +376,7 @@ class CoordinatorServer:
         if revision < self._plan_revision:  # from a controller that has lost the job to another
             text = f"plan: revision {revision} is older than {self._plan_revision}, which is carried out"
             return web.json_response({"error": text}, status=409)
+        self._files.choose_precision(plan.precision)
         self.core.set_plan(plan)
         self._plan_revision = revision
         return web.json_response({})

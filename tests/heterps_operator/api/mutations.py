@@ -85,7 +85,8 @@ FULL_JOB: Json = {
             "epochs": 1,
             "consistency": "hybrid",
             "maxStaleness": 4,
-            "precision": "fp32",
+            "precision": "Auto",
+            "allowedPrecisions": ["bf16"],
             "optimizer": {
                 "dense": {"name": "adam", "learningRate": _DECIMAL, "beta1": _DECIMAL, "beta2": _DECIMAL,
                           "epsilon": _DECIMAL, "weightDecay": _DECIMAL},
