@@ -66,8 +66,7 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: str  # fp32, fp64, bf16, tf32; Auto: one of the next, which a plan says
-    allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
+    precision: str  # fp32, fp64, bf16, tf32; Auto: the one of allowed_precisions that a plan names
     wire_precision: Literal["full", "fp16", "bf16"]
     spill: SpillConfig | None  # None: servers keep all rows in memory
     encrypted: bool  # links between processes
@@ -85,6 +84,7 @@ class RunConfig:
     init_from: str = ""  # path of another job's checkpoints, whose values the model begins with; "": of none
     keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
     tables: tuple[dict[str, Any], ...] = ()  # model.tables: when their ids get rows and lose them
+    allowed_precisions: tuple[str, ...] = ()  # empty: precision is not Auto
 
     @property
     def full_name(self) -> str:
