@@ -62,8 +62,13 @@ def test_processes_compute_in_the_precision_that_the_planner_has_chosen_and_a_re
     expected: dict[str, Any], tmp_path: Path
 ) -> None:
     """Only fp64 is allowed, so that the choice is known: it is not what processes compute in without one."""
-    choice = {"training__precision": "Auto", "training__allowedPrecisions": ["fp64"]}
-    job = RealJob(tmp_path / "job", profiled=False, checkpoint__everySteps=10_000, **choice)
+    job = RealJob(
+        tmp_path / "job",
+        profiled=False,
+        checkpoint__everySteps=10_000,
+        training__precision="Auto",
+        training__allowedPrecisions=["fp64"],
+    )
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
     os.killpg(process.pid, signal.SIGINT)
