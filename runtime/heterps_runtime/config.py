@@ -66,7 +66,7 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: str  # fp32, fp64, bf16, tf32; Auto: the one of allowed_precisions that a plan names
+    precision: str  # fp32, fp64, bf16, fp16, tf32; Auto: the one of allowed_precisions that a plan names
     wire_precision: Literal["full", "fp16", "bf16"]
     spill: SpillConfig | None  # None: servers keep all rows in memory
     encrypted: bool  # links between processes
@@ -124,7 +124,12 @@ class RunConfig:
     @property
     def product_dtype_name(self) -> str | None:
         """Torch's name of the type of products of matrices, as under `torch.autocast`; None: that of parameters."""
-        return "bfloat16" if self.precision == "bf16" else None
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.precision)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether losses are scaled, as small gradients would be zero in the type of products."""
+        return self.precision == "fp16"
 
     def fingerprint(self) -> dict[str, Any]:
         """Settings that a run must have in common with the checkpoint that it resumes."""

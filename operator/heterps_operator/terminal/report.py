@@ -65,7 +65,15 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
         "failure": None if failure is None else failure.to_json(),
         "progress": {
             key: result.get(key)
-            for key in ("committedSteps", "totalSteps", "samples", "secondsTraining", "resumedFromStep", "loss")
+            for key in (
+                "committedSteps",
+                "totalSteps",
+                "skippedSteps",
+                "samples",
+                "secondsTraining",
+                "resumedFromStep",
+                "loss",
+            )
         },
         "rows": result.get("rows"),
         "evaluation": result.get("evaluation"),

@@ -20,7 +20,7 @@ from heterps_planner.plans.plan import Candidate, Infeasible, Plan
 __all__ = ["EXACTNESS", "choose_precision", "has_precisions", "read_problems"]
 
 VERSION = 1
-EXACTNESS = ("fp64", "fp32", "tf32", "bf16")  # the most exact first
+EXACTNESS = ("fp64", "fp32", "tf32", "fp16", "bf16")  # the most exact first
 _TIE = 0.01  # relative: two measurements of one pool differ by more
 
 

@@ -109,7 +109,8 @@ class CheckpointManifest:
     folder: str = ""  # the checkpoint's folder in its storage
     layout: str = ""  # what the order of training rows depends on beside their number
     imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
-    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
+    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with, less its skipped steps
+    loss_scale: dict[str, Any] | None = None  # after its step (coordinator/loss_scale.py); None: losses are not scaled
 
     @property
     def origin(self) -> Origin:
@@ -125,7 +126,7 @@ class CheckpointManifest:
 
     @property
     def number(self) -> int:
-        """Number of the last step, as rows have it, with the steps of other jobs before this one."""
+        """Number of the last step that was applied, as rows have it, with the steps of other jobs before this one."""
         return self.earlier_steps + self.step
 
     def ages(self, kind: str) -> Ages:
@@ -157,7 +158,7 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
-        for name in ("layout", "imported_from", "earlier_steps"):  # as written before there were such jobs
+        for name in ("layout", "imported_from", "earlier_steps", "loss_scale"):  # as before there were such jobs
             if not body[name]:
                 del body[name]
         for entry in body["files"]:  # as above

@@ -207,7 +207,8 @@ class JobFiles:
             lineage=barrier.origin.lineage,
             loss=progress["loss"],
             folder=barrier.folder,
-            earlier_steps=self._latest.earlier_steps if self._latest else 0,
+            earlier_steps=progress["earlierSteps"],
+            loss_scale=progress["lossScale"],
         )
         try:
             commit(self._storage, manifest, self._config.checkpoint_keep, self._ownership)

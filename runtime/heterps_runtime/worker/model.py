@@ -46,18 +46,19 @@ def arithmetic(precision: str, device: torch.device) -> str:
 def set_precision(config: RunConfig, device: torch.device) -> None:
     """Choose the device's arithmetic for products of float32; log if it has no instructions for the job's precision."""
     # torch's own default rounds the inputs of convolutions to TF32, and those of other products not.
-    short = config.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = short
-    torch.backends.cudnn.allow_tf32 = short
+    rounds = config.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = rounds
+    torch.backends.cudnn.allow_tf32 = rounds
     if arithmetic(config.precision, device) != config.precision:
         log(f"training.precision tf32: the {device.type} device here has no TF32, so it computes in fp32")
     if config.product_dtype_name is None:
         return
     if device.type == "cpu":
-        known = torch.cpu.get_capabilities()
-        native = known.get("architecture") != "x86_64" or known.get("avx512_bf16") or known.get("amx_bf16")
+        known, short = torch.cpu.get_capabilities(), config.precision
+        native = known.get("architecture") != "x86_64" or known.get(f"avx512_{short}") or known.get(f"amx_{short}")
     else:
-        native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        emulated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        native = config.precision == "fp16" or not emulated
     if not native:
         log(
             f"training.precision {config.precision}: the {device.type} device here has no instructions for "

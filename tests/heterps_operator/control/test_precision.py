@@ -202,4 +202,5 @@ def test_a_stored_profile_is_found_for_the_same_precisions_only() -> None:
 
     auto = digest(precision="Auto", allowedPrecisions=["fp32", "bf16"])
     assert auto == digest(precision="Auto", allowedPrecisions=["bf16", "fp32"])
-    assert len({auto, digest(precision="Auto", allowedPrecisions=["fp32"]), digest(precision="fp32")}) == 3
+    others = [digest(precision="Auto", allowedPrecisions=allowed) for allowed in (["fp32"], ["fp32", "fp64"])]
+    assert len({auto, *others, digest(precision="fp32")}) == 4

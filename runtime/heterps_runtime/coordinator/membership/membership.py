@@ -173,6 +173,7 @@ class Membership:
             allocation=allocation,
             restore=restore,
             earlier_steps=progress.earlier_steps,
+            loss_scale=progress.scale,
         )
         for workers, following in zip(stages, [*stages[1:], []], strict=True):
             for_stage = replace(
