@@ -196,7 +196,10 @@ class Status:
 
     def condition(self, kind: str) -> Condition:
         """The condition of that type."""
-        return next((c for c in self.conditions if c.type == kind), Condition(kind))
+        for known in self.conditions:
+            if known.type == kind:
+                return known
+        return Condition(kind)
 
     def with_condition(self, kind: str, status: bool | None, reason: str, message: str, now: float) -> Status:
         """The status with one condition set; the transition time moves only when the condition's status does."""
@@ -204,6 +207,8 @@ class Status:
         old = self.condition(kind)
         since = old.last_transition_time if old.status == word and old.last_transition_time else now
         new = Condition(kind, word, reason, message, since)
+        if new == old:
+            return self
         known = {c.type: c for c in self.conditions} | {kind: new}
         return replace(self, conditions=tuple(known.get(t, Condition(t)) for t in CONDITION_TYPES))
 
