@@ -32,7 +32,7 @@ from heterps_planner.model.segments import build_segments
 from heterps_planner.planning import allowance, deadline_test
 from heterps_planner.plans.explain import explain
 from heterps_planner.search.limits import fastest
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.sweep import SearchOptions, minimise
 
 _LEVELS = ((50, 16, 6), (100, 32, 3), (200, 64, 1))  # layers, pools, problems
 _LOOKS = 2_000  # effort of drawing, in looks at the time limit, so that it repeats on any machine
@@ -71,7 +71,7 @@ def cut_limits(problem: Problem, rng: np.random.Generator) -> Problem:
     """Cut the limits of the pools of the cheapest plan to 50 % to 90 % of its units, as long as a plan is left."""
     result = problem
     for _ in range(_CUTS + 1):
-        found = minimise(build_segments(problem), should_stop=_after(_LOOKS))
+        found = minimise(build_segments(problem), SearchOptions(should_stop=_after(_LOOKS)))
         if found.choice is None or not found.finished:
             break
         result = problem
@@ -106,7 +106,7 @@ def measure_level(num_layers: int, num_pools: int, num_problems: int, limit: flo
         problem = draw_problem(np.random.default_rng(seed), num_layers, num_pools)
         problem = cut_limits(problem, np.random.default_rng(seed)) if cut else problem
         began = clock()
-        minimise(build_segments(problem), should_stop=deadline_test(began + limit, clock))
+        minimise(build_segments(problem), SearchOptions(should_stop=deadline_test(began + limit, clock)))
         search.append(clock() - began)
         began = clock()
         result = plan(problem, deadline=began + limit, clock=clock)

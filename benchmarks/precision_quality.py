@@ -24,7 +24,7 @@ def main() -> None:
     """Train pairs, and print their differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=("flights", "clicks"), default=["flights", "clicks"])
-    parser.add_argument("--precision", choices=("bf16", "tf32", "fp32"), default="bf16", help="beside fp32")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "tf32", "fp32"), default="bf16", help="beside fp32")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(NETWORKS), nargs="+", default=["deep"], help="default: deep")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=70)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32"], help="default: fp32")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16"), nargs="+", default=["fp32"], help="default: fp32"
+    )
     parser.add_argument("--consistency", choices=("hybrid", "sync"), nargs="+", default=["hybrid"], help="of rows")
     parser.add_argument(
         "--wire", choices=("full", "fp16", "bf16"), nargs="+", default=["full"], help="rows in messages"

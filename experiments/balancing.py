@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from experiments.balancenet import equation_5
 from experiments.simulator import Balancer, Proportional, Scenario, SimulatedWorker, Slowdown, simulate
 from heterps_planner.balancing import BatchController, Worker, divide_optimal, finish_time
-from heterps_planner.balancing.balancenet import algorithm_1, equation_5
+from heterps_planner.balancing.balancenet import algorithm_1
 
 __all__ = ["POLICIES", "SCENARIOS", "balancenet_rule", "balancing_regret"]
 

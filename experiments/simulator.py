@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -29,28 +29,19 @@ class Balancer(Protocol):
         """Return new batch sizes by worker, or None to keep the current ones."""
         ...
 
-    def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Record that a batch exceeded a worker's memory."""
-        ...
-
 
 @dataclass
 class Proportional:
     """Gives every worker a share in proportion to its samples per second in the last step, every time."""
 
     total: int
-    most: dict[str, int] = field(default_factory=dict)  # samples, by worker
 
     def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
         """Return new batch sizes by worker."""
         least = int(self.total >= len(observations))
-        all_workers = [Worker(0.0, 1.0, least, self.most.get(name)) for name in observations]
+        all_workers = [Worker(0.0, 1.0, least)] * len(observations)
         rates = [max(batch, 1) / seconds for batch, seconds in observations.values()]
         return dict(zip(observations, divide_in_proportion(rates, all_workers, self.total), strict=True))
-
-    def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Never give the worker as many samples again."""
-        self.most[name] = batch - 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,6 @@ class SimulatedWorker:
     slowdowns: tuple[Slowdown, ...] = ()
     joins: int = 0  # first step
     leaves: int | None = None  # first step without it
-    fits: int | None = None  # samples that fit into its memory; None: no limit
 
     def present(self, step: int) -> bool:
         """Whether it is present at a step."""
@@ -92,7 +82,7 @@ class SimulatedWorker:
     def at(self, step: int) -> Worker:
         """Return its speed at a step."""
         factor = self.factor(step)
-        return Worker(self.overhead_seconds * factor, self.seconds_per_sample * factor, 0, self.fits)
+        return Worker(self.overhead_seconds * factor, self.seconds_per_sample * factor)
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,6 @@ class Scenario:
     noise: float = 0.08  # standard deviation of the logarithm of a worker's time
     straggler_probability: float = 0.0  # of one worker in one step
     straggler_factor: float = 1.0  # its slowdown in that step
-    restart_seconds: float = 0.0  # lost when a batch exceeds a worker's memory, before it is processed in pieces
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or self.total < 1:
@@ -123,13 +112,11 @@ class Run:
         seconds: duration of each step.
         clairvoyant_seconds: duration of each step if divided optimally for the true speeds, with the same noise.
         num_changes: number of changes of batch sizes by the balancer.
-        num_out_of_memory: number of batches that did not fit.
     """
 
     seconds: npt.NDArray[np.float64]
     clairvoyant_seconds: npt.NDArray[np.float64]
     num_changes: int
-    num_out_of_memory: int
 
     @property
     def regret(self) -> float:
@@ -156,7 +143,7 @@ def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int
     seconds, ideal = np.zeros(scenario.num_steps), np.zeros(scenario.num_steps)
     batches: dict[str, int] = {}
     seen: dict[str, list[float]] = {}
-    changes = failures = 0
+    changes = 0
     known: dict[tuple[tuple[int, float], ...], tuple[dict[str, Worker], list[int]]] = {}
     for step in range(scenario.num_steps):
         here = [(i, w) for i, w in enumerate(scenario.workers) if w.present(step)]
@@ -169,13 +156,8 @@ def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int
         if batches.keys() != now.keys():
             even = divide_equal([Worker(0.0, 1.0)] * len(now), scenario.total)
             batches, seen = dict(zip(now, even, strict=True)), {}
-        for name, worker in now.items():
-            if worker.most is not None and batches[name] > worker.most:
-                failures += 1
-                seconds[step] += scenario.restart_seconds
-                balancer.report_out_of_memory(name, batches[name])
         times = {n: noise[n] * (w.overhead_seconds + w.seconds_per_sample * batches[n]) for n, w in now.items()}
-        seconds[step] += max(times.values())
+        seconds[step] = max(times.values())
         ideal[step] = max(
             noise[n] * (w.overhead_seconds + w.seconds_per_sample * b)
             for (n, w), b in zip(now.items(), optimal, strict=True)
@@ -187,4 +169,4 @@ def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int
             seen = {}
             if answer is not None and answer != batches:
                 batches, changes = answer, changes + 1
-    return Run(seconds, ideal, changes, failures)
+    return Run(seconds, ideal, changes)

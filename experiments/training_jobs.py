@@ -21,7 +21,7 @@ from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.model.servers import ParameterServer
 from heterps_planner.search.points import Choice, fastest_bound
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.sweep import SearchOptions, minimise
 
 __all__ = ["Solved", "random_job", "random_recommender", "solve", "solved_job"]
 
@@ -64,7 +64,7 @@ def solve(problem: Problem) -> Choice | None:
     segments = build_segments(problem)
     if fastest_bound(segments) < problem.min_samples_per_second:
         return None
-    found = minimise(segments, should_stop=lambda: next(questions, None) is None)
+    found = minimise(segments, SearchOptions(should_stop=lambda: next(questions, None) is None))
     return found.choice if found.finished else None
 
 

@@ -18,7 +18,7 @@ from heterps_planner.model.cost_model import cost_of_training
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.search.points import Choice
-from heterps_planner.search.sweep import SweepResult, minimise
+from heterps_planner.search.sweep import SearchOptions, SweepResult, minimise
 
 __all__ = ["SEEDLESS", "problem_of", "schedule_text", "solved", "trial"]
 
@@ -38,7 +38,7 @@ def _solved(key: tuple[tuple[str, Any], ...]) -> tuple[Problem, Segments, SweepR
     problem = problem_of(dict(key))
     began = time.process_time()
     segments = build_segments(problem)
-    result = minimise(segments, should_stop=lambda: time.process_time() - began > OPTIMUM_SECONDS)
+    result = minimise(segments, SearchOptions(should_stop=lambda: time.process_time() - began > OPTIMUM_SECONDS))
     return problem, segments, result, time.process_time() - began
 
 

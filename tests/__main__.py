@@ -53,7 +53,7 @@ def prepare_cluster() -> None:
 
 
 # Files in parallel: tests of whole jobs spend most of their time waiting for processes and pods to start.
-FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering")
+FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering", "-p", "tests.garbage")
 PARTS = (
     Part("local", ("-n", "4", *FILES), prepare_local),
     Part("cluster", ("-n", "2", *FILES, "tests/cluster"), prepare_cluster),

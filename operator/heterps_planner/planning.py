@@ -20,6 +20,7 @@ from heterps_planner.plans.robust import check_error, robust_segments, robustnes
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.points import cost_rate
 from heterps_planner.search.servers import cheapest_at, minimise
+from heterps_planner.search.sweep import SearchOptions
 
 __all__ = ["allowance", "check_servers", "deadline_test", "plan"]
 
@@ -101,7 +102,7 @@ def plan(
     segments = robust_segments(problem, build_segments(problem), robust, should_stop)
     if segments.wait_LLT is not None and method != "optimal":
         # Only the exact method searches for the number of servers; the others plan stages for its number.
-        exact = minimise(segments, should_stop=should_stop).choice
+        exact = minimise(segments, SearchOptions(should_stop=should_stop)).choice
         if exact is not None:
             segments = segments.for_servers(exact.server_pods)
     found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
@@ -115,7 +116,7 @@ def plan(
         return replace(refusal, seconds=clock() - began)
     rate = cost_rate(segments, found.choice)
     if found.lower_rate is None:
-        yardstick = minimise(segments, rate=rate, should_stop=should_stop)
+        yardstick = minimise(segments, SearchOptions(rate=rate, should_stop=should_stop))
         best, lower = yardstick.choice or found.choice, yardstick.bound
     else:
         best, lower = found.choice, found.lower_rate

@@ -5,11 +5,12 @@
     worker        computes a stage
     profile       measures the model's layers on a pool
     code          brings the job's code (`spec.code`) into a folder, before one of the others starts
-    checkpoint    lists, verifies, compares or deletes checkpoints, for `heterps checkpoint`; needs no configuration
+    checkpoint    lists, verifies, compares or deletes checkpoints, for `heterps checkpoint`
+    model         exports a checkpoint, makes and applies deltas between models, for `heterps model`
 
-Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 success, 1
-transient failure, 2 wrong input (the last line names the remedy), 130 ended too early, as this process or another one
-of the job was told to (SIGTERM), 143 ended at SIGTERM at once.
+The last two need no configuration. That of the others comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and
+`$HETERPS_TOKEN`. Exit codes: 0 success, 1 transient failure, 2 wrong input (the last line names the remedy), 130 ended
+too early, as this process or another one of the job was told to (SIGTERM), 143 ended at SIGTERM at once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = ["entry", "main"]
 # no roles of a job's processes
 _CODE = "code"
 _CHECKPOINT = "checkpoint"
+_MODEL = "model"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from heterps_runtime.checkpoint.tool import run_tool
 
         return run_tool(options)
+    if options.role == _MODEL:
+        from heterps_runtime import model_tool
+
+        return model_tool.run_tool(options)
     at_termination()  # until it takes part in training, there is nothing to save
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the controller ends the job
     try:
@@ -101,7 +107,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
             ports = Ports.from_environment()
-            server = ParameterServer(config, credentials, options.index, options.pool, options.host, ports)
+            chosen = config.in_precision(options.precision)
+            server = ParameterServer(chosen, credentials, options.index, options.pool, options.host, ports)
             at_termination(server.leave)
             server.run()
             return server.interrupted
@@ -111,7 +118,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
             ports = Ports.from_environment()
-            worker = open_worker(config, credentials, options.stage, options.index, options.pool, options.host, ports)
+            chosen = config.in_precision(options.precision)
+            worker = open_worker(chosen, credentials, options.stage, options.index, options.pool, options.host, ports)
             at_termination(worker.leave)
             worker.run()
             return worker.interrupted
@@ -139,8 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     code.add_argument("--archive", type=Path, help="file from the job's ConfigMap")
     code.add_argument("--secret", type=Path, help="folder with username and password of the repository")
     _add_actions(roles.add_parser(_CHECKPOINT, help="lists, verifies, compares or deletes checkpoints"))
+    _add_model_actions(roles.add_parser(_MODEL, help="exports a checkpoint, makes and applies deltas between models"))
     for role in (ps, worker):
         role.add_argument("--index", type=int, required=True)
+        role.add_argument("--precision", help="that was chosen for the job, with training.precision Auto")
     for role in (ps, worker, profile):
         role.add_argument("--pool", required=True)
     for role in (coordinator, ps, worker):
@@ -162,6 +172,22 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         if name == "prune":
             action.add_argument("--keep", type=int, required=True, help="number of valid checkpoints that stay")
             action.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+
+
+def _add_model_actions(parser: argparse.ArgumentParser) -> None:
+    """Add the actions on exported models; heterps_runtime/model_tool.py carries them out."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    export = actions.add_parser("export")
+    export.add_argument("address", help="path or address of the checkpoints")
+    export.add_argument("--checkpoint", help="step or folder; default: the newest valid one")
+    delta = actions.add_parser("delta")
+    delta.add_argument("before", help="path or address of a model")
+    delta.add_argument("after", help="path or address of a newer one")
+    apply = actions.add_parser("apply")
+    apply.add_argument("model", help="path or address of a model")
+    apply.add_argument("delta", help="path or address of a delta")
+    for action in (export, delta):
+        action.add_argument("--to", required=True, help="path or address of what is written")
 
 
 def _load_config() -> RunConfig:

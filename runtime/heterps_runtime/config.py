@@ -7,7 +7,7 @@ resource and the runtime share one vocabulary. The controller has validated it a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,9 @@ from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.versions import check_version
 
-__all__ = ["PoolConfig", "RunConfig", "SpillConfig"]
+__all__ = ["AUTO", "PoolConfig", "RunConfig", "SpillConfig"]
 
+AUTO = "Auto"  # precision
 Consistency = Literal["sync", "hybrid", "async"]
 
 
@@ -65,7 +66,7 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: Literal["fp32", "fp64", "bf16", "tf32"]
+    precision: str  # fp32, fp64, bf16, fp16, tf32; Auto: the one of allowed_precisions that a plan names
     wire_precision: Literal["full", "fp16", "bf16"]
     spill: SpillConfig | None  # None: servers keep all rows in memory
     replication: int  # number of servers that hold each row
@@ -84,6 +85,7 @@ class RunConfig:
     init_from: str = ""  # path of another job's checkpoints, whose values the model begins with; "": of none
     keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
     tables: tuple[dict[str, Any], ...] = ()  # model.tables: when their ids get rows and lose them
+    allowed_precisions: tuple[str, ...] = ()  # empty: precision is not Auto
 
     @property
     def full_name(self) -> str:
@@ -101,15 +103,34 @@ class RunConfig:
         """Whether the data is read while training, in the order of windows."""
         return self.data.get("access") == "Streamed"
 
+    def in_precision(self, precision: str | None) -> RunConfig:
+        """The job in the precision that was chosen for it; None: it leaves no choice.
+
+        Raises:
+            UserError: a choice is missing, or is not one that the job allows.
+        """
+        if not self.allowed_precisions:
+            return self
+        if precision not in self.allowed_precisions:
+            choices = ", ".join(self.allowed_precisions)
+            raise UserError(f"training.precision Auto: a plan must choose one of {choices}, it chooses {precision}")
+        return replace(self, precision=precision)
+
     @property
     def dtype_name(self) -> str:
         """Numpy's name of the type of parameters, optimizers and gradients."""
+        assert self.precision != AUTO, "the precision is not chosen yet"
         return "float64" if self.precision == "fp64" else "float32"
 
     @property
     def product_dtype_name(self) -> str | None:
         """Torch's name of the type of products of matrices, as under `torch.autocast`; None: that of parameters."""
-        return "bfloat16" if self.precision == "bf16" else None
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.precision)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether losses are scaled, as small gradients would be zero in the type of products."""
+        return self.precision == "fp16"
 
     def fingerprint(self) -> dict[str, Any]:
         """Settings that a run must have in common with the checkpoint that it resumes."""
@@ -124,6 +145,7 @@ class RunConfig:
             "data.dense": self.data["dense"],
             "data.sparse": self.data["sparse"],
             **({"data.tensors": tensors} if tensors else {}),
+            **{f"data.{name}": self.data[name] for name in ("trainAfter", "trainThrough") if self.data.get(name)},
             **({"data.windowRows": self.data["windowRows"]} if self.streams_data else {}),  # the order depends on it
             "training.globalBatchSize": self.global_batch_size,
             "training.optimizer.dense": self.dense_optimizer,
@@ -181,6 +203,7 @@ class RunConfig:
             sparse_optimizer=training["optimizer"]["sparse"],
             seed=training["seed"],
             precision=training["precision"],
+            allowed_precisions=tuple(training.get("allowedPrecisions", ())),
             wire_precision=servers["wirePrecision"],
             spill=_spill(servers.get("spill"), work),
             replication=servers.get("replication", 1),

@@ -152,6 +152,7 @@ class PlanDocument:
 
     stages: tuple[StageDocument, ...]
     parameterServer: ServersDocument  # noqa: N815
+    precision: str | None = None  # that was chosen for a job with training.precision Auto
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlanDocument:
@@ -175,6 +176,7 @@ class PlanDocument:
             )
             ps = value["parameterServer"]
             servers = ServersDocument(str(ps["pool"]), int(ps["replicas"]), int(ps["units"]))
+            precision = None if value.get("precision") is None else str(value["precision"])
         except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error
         expected = 0
@@ -197,7 +199,7 @@ class PlanDocument:
                 f"plan: must have at most {MOST_PROCESSES} processes, has {processes}; "
                 "lower objective.minSamplesPerSecond, or maxUnits of the pools"
             )
-        return cls(stages, servers)
+        return cls(stages, servers, precision)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object that `from_json` reads."""

@@ -63,6 +63,7 @@ def test_what_learns_nothing_needs_no_quality(folder: Path, tmp_path: Path) -> N
     assert "logLoss" not in outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_bench_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")

@@ -111,7 +111,7 @@ def operator_values(release: Path | None = None) -> Json:
     }
 
 
-def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Sequence[str] = ()) -> str:
+def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Sequence[str] = (), *settings: str) -> str:
     """Apply the chart's RBAC objects, without its programs; return the name of the ServiceAccount.
 
     Args:
@@ -120,9 +120,11 @@ def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Seq
         release: release that prefixes their names.
         namespace: namespace of the operator.
         watched: namespaces whose jobs it manages; none: all.
+        settings: further values of the chart.
     """
     options = [f"--show-only=templates/{name}.yaml" for name in RIGHTS]
     options += [f"--set=watchNamespaces={{{','.join(watched)}}}"] if watched else []
+    options += [f"--set={setting}" for setting in settings]
     rendered = helm("template", release, str(CHART), f"--namespace={namespace}", *options)
     assert rendered.code == 0, rendered.errors
     admin("apply", "--server-side", "--filename=-", text=rendered.output)

@@ -14,7 +14,7 @@ from tests.cluster.images import IMAGE
 from tests.cluster.sandbox import Sandbox
 
 BRIDGE = "heterps0"
-FIRST_KUBELET_PORT = 10251
+FIRST_KUBELET_PORT = 10300  # kube-proxy, controller manager and scheduler listen from 10256 on
 
 CONTAINERD = """\
 version = 2

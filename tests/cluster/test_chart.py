@@ -85,7 +85,7 @@ def test_what_it_renders_is_complete(helm: Helm, settings: tuple[str, ...]) -> N
 
 
 def test_no_rule_is_wider_than_it_says(helm: Helm) -> None:
-    for settings in ((), ("watchNamespaces={a}",)):
+    for settings in ((), ("watchNamespaces={a}",), (DEVICES,)):
         for rule in rules_of(rendered(helm, *settings)):
             assert set(rule) - {"resourceNames"} == {"apiGroups", "resources", "verbs"}
             assert set(rule["verbs"]) <= VERBS
@@ -117,6 +117,35 @@ def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> No
         "--namespace=a",
         "--namespace=b",
     ]
+
+
+DEVICES = "dynamicResourceAllocation.enabled=true"
+
+
+def test_devices_are_read_and_claimed_only_where_the_chart_is_told_so(helm: Helm) -> None:
+    def rights(*settings: str) -> set[str]:
+        roles = of_kind(rendered(helm, *settings), "Role", "ClusterRole")
+        rules = [rule for role in roles if "-operator" not in role["metadata"]["name"] for rule in role["rules"]]
+        return {f"{verb} {name}" for rule in rules if rule["apiGroups"] == ["resource.k8s.io"]
+                for name in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
+
+    read = {f"{verb} {name}" for name in ("deviceclasses", "resourceslices", "resourceclaims") for verb in
+            ("list", "watch")}  # fmt: skip
+    claim = {f"{verb} resourceclaimtemplates" for verb in ("get", "create", "patch")}
+    assert rights() == set()
+    for settings in ((DEVICES,), (DEVICES, "watchNamespaces={a}")):
+        assert rights(*settings) == read | claim
+        [deployment] = of_kind(rendered(helm, *settings), "Deployment")
+        arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert "--dynamic-resource-allocation" in arguments
+    # Without rights in the cluster, pods claim devices, and maxUnits is the capacity.
+    roles = of_kind(rendered_for_namespaces(helm, DEVICES), "Role")
+    assert [
+        rule["resources"] for role in roles for rule in role["rules"] if "resource.k8s.io" in rule["apiGroups"]
+    ] == [["resourceclaimtemplates"]]
+    [bound] = [role for role in of_kind(rendered(helm, "scope=cluster", DEVICES), "ClusterRole")
+               if role["metadata"]["name"] == "heterps-operator"]  # fmt: skip
+    assert ["resourceclaimtemplates"] in [rule["resources"] for rule in bound["rules"]]
 
 
 IN_NAMESPACES = (

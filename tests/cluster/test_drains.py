@@ -3,61 +3,98 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.api import ApiError, connect
+from heterps_operator.kubernetes.names import LABEL_JOB
 from heterps_operator.loop.coordinator_client import CoordinatorError
 from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import need_cluster_made_here
 from tests.cluster.errors import ClusterError
-from tests.cluster.faults import assert_every_sample_counted, counting_job, held, hold_anew
+from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held, hold_anew
+from tests.cluster.helm import Helm, grant, install_custom_resources, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
-from tests.cluster.kubectl import wait_until
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.nodes import Node
+from tests.cluster.operators import NAMESPACE, Operator
 
-Make = Callable[..., ClusterJob]
+pytestmark = pytest.mark.timeout(2400)
 
-pytestmark = pytest.mark.timeout(1800)
+# Of two cores each. Without one of them, ten cores are left for six units and three coordinators.
+NODES = tuple(Node(f"cpu-{number}") for number in range(6))
 
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
 
 
 @pytest.fixture
-def nodes(own_cluster: Cluster) -> Iterator[list[str]]:
-    """The nodes' names; all of them take pods after the test."""
-    names, kubectl = sorted(own_cluster.nodes), own_cluster.kubectl
-    yield names
-    kubectl("uncordon", *names)
-    wait_until("all nodes take pods", lambda: not any(n["spec"].get("taints") for n in kubectl.items("nodes")))
+def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A cluster of this test alone."""
+    need_cluster_made_here(pytestconfig)
+    with Cluster(NODES, name=f"{os.getpid()}-d") as running, running.entered():
+        yield running
 
 
-def test_each_node_is_drained_while_jobs_train(make: Make, own_cluster: Cluster, nodes: list[str]) -> None:
+@pytest.fixture
+def jobs(cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[list[ClusterJob]]:
+    """Three jobs of each consistency, and an operator with the chart's rights."""
+    admin = cluster.kubectl
+    install_custom_resources(admin)
+    for name in (NAMESPACE, "ml"):
+        admin("create", "namespace", name)
+    kubectl = Kubectl(admin.kubeconfig, admin.cache, "ml")
+    wait_until("pods can be created", lambda: not kubectl.try_to("get", "serviceaccount", "default").code, 30)
+    api = connect(str(admin.kubeconfig))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+
+    def make(name: str, **changes: Any) -> ClusterJob:
+        return ClusterJob(kubectl, api, shared, name, **changes)
+
+    rights = kubeconfig_of(admin, tmp_path, grant(helm, admin, "tests", NAMESPACE), NAMESPACE)
+    with Operator(rights, tmp_path, *LASTING):
+        yield [counting_job(make, f"of-{consistency}", consistency) for consistency in ("sync", "hybrid", "async")]
+
+
+def test_each_node_is_drained_while_three_jobs_train(cluster: Cluster, jobs: list[ClusterJob]) -> None:
     """`kubectl drain` ends as soon as the jobs have left, although their budgets allow no eviction.
 
-    The nodes have six cores for two jobs of two, and for their coordinators. So one job may have to wait until the node
-    takes pods again.
+    Each job has two units and a coordinator, so all three find room on the other five nodes, and train on there before
+    the node takes pods again.
     """
-    jobs = [counting_job(make, f"of-{consistency}", consistency) for consistency in ("sync", "async")]
+    kubectl = cluster.kubectl
     with held(*jobs), Steps(jobs) as steps:
         for job in jobs:
             job.submit()
         for job in jobs:
             job.wait_for_step(2)
-        for name in nodes:
-            own_cluster.kubectl("drain", name, *DRAIN)
-            assert [job.name for job in jobs if name in nodes_of(job)] == []
-            own_cluster.kubectl("uncordon", name)
+        for node in NODES:
+            kubectl("drain", node.name, *DRAIN)
+            assert [job.name for job in jobs if node.name in nodes_of(job)] == []
             hold_anew(*jobs)
             for job in jobs:
                 job.wait_for_step(job.step() + 2)
+            assert [job.name for job in jobs if node.name in nodes_of(job)] == [], "no pod came back to it"
+            kubectl("uncordon", node.name)
     moves = [told for job in jobs for told in job.told("JobMoves")]
     assert any("is cordoned: the job saves a checkpoint" in told for told in moves), moves
     assert steps.lost == [], "every stop saves all committed steps"
     for job in jobs:
         assert job.wait_for_phase("Succeeded")["restarts"] == 0
         assert_every_sample_counted(job)
+    # Nothing is left behind: neither on the nodes nor of the jobs.
+    for job in jobs:
+        job.delete()
+    kinds = "pods,services,secrets,poddisruptionbudgets,networkpolicies,heterpsjobstates"
+    of_jobs = f"--selector={LABEL_JOB}"
+    wait_until("all of the jobs is gone", lambda: not jobs[0].kubectl.items(kinds, of_jobs), 120)
+    assert [node["metadata"]["name"] for node in kubectl.items("nodes") if node["spec"].get("taints")] == []
 
 
 class Steps:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
@@ -37,8 +38,11 @@ from heterps_runtime.checkpoint import (
     row_arrays,
     take_over,
 )
+from heterps_runtime.checkpoint.delta import write_delta
+from heterps_runtime.checkpoint.exported import ExportedModel
 from heterps_runtime.checkpoint.format import TensorFile, write_tensors
 from heterps_runtime.checkpoint.manifest import _checksum, write_manifest
+from heterps_runtime.checkpoint.patching import Delta, apply_delta
 from heterps_runtime.checkpoint.survey import count_rows
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import DataSpec, open_dataset
@@ -236,9 +240,28 @@ def test_checkpoints_and_models_are_written_as_in_version_1(tmp_path: Path) -> N
     export_example(storage, manifest, owner, tmp_path / "model")
     assert files_of(tmp_path / "checkpoints" / FOLDER) == files_of(V1 / "checkpoints" / FOLDER)
     written, expected_model = (without_readme(files_of(folder)) for folder in (tmp_path / "model", V1 / "model"))
+    assert written["model.json"].pop("buffers") == ["norm.num_batches_tracked"], "an addition"
     assert written == expected_model
     [record], [expected] = ((folder / "owners").iterdir() for folder in (tmp_path / "checkpoints", V1 / "checkpoints"))
     assert record.read_bytes() == expected.read_bytes()
+
+
+def test_a_delta_of_version_1_is_applied_and_written(tmp_path: Path) -> None:
+    model = shutil.copytree(V1 / "model", tmp_path / "model")
+    delta = shutil.copytree(V1 / "delta", tmp_path / "delta")
+    description = delta / "delta.json"
+    description.write_text(json.dumps(with_additions(json.loads(description.read_text()))))
+    assert apply_delta(ExportedModel(Storage.open(model)), Delta(Storage.open(delta)))
+    tensors = safetensors.numpy.load_file(model / "model.safetensors")
+    assert (tensors["top.weight"].tolist(), tensors["user.weight"].tolist()) == (
+        [[0.25, -0.75]],
+        [[0, 0], [1.5, 2.5], [3.5, 4.75]],
+    )
+    place = safetensors.numpy.load_file(model / "tables" / "place.weight.safetensors")
+    assert (place["ids"].tolist(), place["rows"].tolist()) == ([8], [[9.5]])
+    older, newer = (ExportedModel(Storage.open(folder)) for folder in (V1 / "model", model))
+    write_delta(older, newer, Storage.open(tmp_path / "written"))
+    assert files_of(tmp_path / "written") == files_of(V1 / "delta")
 
 
 def test_a_checkpoint_of_version_2_is_read(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.__main__ import ROOT, Part, run
+from tests.__main__ import PARTS, ROOT, Part, run
 from tests.cluster.errors import ClusterError
 from tests.summary import Results, closing_line
 
@@ -114,6 +115,17 @@ def test_runs_that_break_off_are_told_and_the_next_part_runs(tmp_path: Path, cap
     ]
     line = f"=== 2 passed, 0 failed, 0 skipped, 4 errors in T ({'; '.join(told)}) ==="
     assert last_line(capfd.readouterr().out) == line
+
+
+def test_objects_of_imports_are_exempt_from_garbage_collection(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import gc\ndef test_exempt(): assert gc.isenabled() and gc.get_freeze_count() > 1_000"
+    here = part(tmp_path, "garbage", text)
+    assert run([replace(here, arguments=(*here.arguments, "-p", "tests.garbage"))], tmp_path / "results") == 0
+    assert run([here], tmp_path / "results") == 1
+    assert all("tests.garbage" in one.arguments for one in PARTS)
+    capfd.readouterr()
 
 
 def test_results_of_an_earlier_run_do_not_count(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [patch]
 {{- end }}
 
+{{- /* The same for DevicePools with a deviceClassName, if dynamicResourceAllocation.enabled: how a job's pods claim devices. */ -}}
+{{- define "heterps.deviceJobRules" -}}
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, create, patch]
+{{- end }}
+
 {{- /* What the active replica does in the operator's own namespace. */ -}}
 {{- define "heterps.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
@@ -141,4 +148,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloadpriorityclasses]
   verbs: [get]
+{{- end }}
+
+{{- /* The same for DevicePools with a deviceClassName: which devices there are, and which ones other pods have. */ -}}
+{{- define "heterps.deviceClusterRules" -}}
+- apiGroups: [resource.k8s.io]
+  resources: [deviceclasses, resourceslices, resourceclaims]
+  verbs: [list, watch]
 {{- end }}

@@ -1,7 +1,7 @@
-"""Rules of the CRDs (x-kubernetes-validations), evaluated without an API server.
+"""CEL without an API server: rules of the CRDs (x-kubernetes-validations), and other expressions of Kubernetes.
 
-The rules are written in CEL; cel-python evaluates them. This module adds the quantity library of Kubernetes, which the
-rules may use, and equality as CEL defines it. cel-python is imported with the first rule, not before: the import takes
+cel-python evaluates them. This module adds the libraries of Kubernetes that they use most, for quantities, versions and
+strings, and equality as CEL defines it. cel-python is imported with the first rule, not before: the import takes
 a third of a second, which `heterps --help` must not pay.
 """
 
@@ -11,15 +11,16 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
+from heterps_operator.api.semver import Version
 from heterps_operator.errors import MISSING
 
-__all__ = ["RuleError", "holds", "is_transition_rule"]
+__all__ = ["RuleError", "evaluate", "holds", "is_transition_rule"]
 
 _OLD = re.compile(r"\boldSelf\b")
 # By digest of rule and value. An operator reads the same pools for every job, and jobs that differ only in a name;
@@ -29,7 +30,7 @@ _MOST_RESULTS = 16_384
 
 
 class RuleError(Exception):
-    """A rule cannot be evaluated because the value does not have the types that it expects."""
+    """An expression cannot be evaluated: it is malformed, or a value does not have the types that it expects."""
 
 
 def is_transition_rule(rule: str) -> bool:
@@ -63,17 +64,30 @@ def holds(rule: str, value: Any, old: Any = MISSING) -> bool:
 
 def _evaluate(rule: str, value: Any, old: Any) -> bool:
     from celpy.adapter import json_to_cel
-    from celpy.evaluation import CELEvalError
 
-    program = _program(rule)
     variables = {"self": json_to_cel(_as_sent(value))}
     if old is not MISSING:
         variables["oldSelf"] = json_to_cel(_as_sent(old))
+    return bool(evaluate(rule, variables))
+
+
+def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
+    """Evaluate an expression.
+
+    Args:
+        expression: its text.
+        variables: values of cel-python (`celpy.celtypes`), `Decimal` for quantities, `Version` for versions; by name.
+
+    Raises:
+        RuleError: the expression is malformed or uses what is not known here, or a value lacks what it asks for.
+    """
+    from celpy.celparser import CELParseError
+    from celpy.evaluation import CELEvalError
+
     try:
-        result = program.evaluate(variables)
-    except (CELEvalError, TypeError, ValueError, KeyError) as error:
-        raise RuleError(f"{rule}: {error}") from error
-    return bool(result)
+        return _program(expression).evaluate(dict(variables))
+    except (CELEvalError, CELParseError, TypeError, ValueError, KeyError, RecursionError) as error:
+        raise RuleError(f"{expression}: {error.args[0] if error.args else error}") from error
 
 
 def _as_sent(value: Any) -> Any:
@@ -118,15 +132,33 @@ def _is_quantity(text: Any) -> Any:
     return BoolType(True)
 
 
-def _compared(test: Callable[[Decimal, Decimal], bool]) -> Callable[[Any, Any], Any]:
+def _compared(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     def function(one: Any, other: Any) -> Any:
         from celpy.celtypes import BoolType
 
-        if not isinstance(one, Decimal) or not isinstance(other, Decimal):
-            raise TypeError("quantities can only be compared with quantities")
-        return BoolType(test(one, other))
+        return BoolType(test(*_of_one_kind(one, other)))
 
     return function
+
+
+def _compare(one: Any, other: Any) -> Any:
+    from celpy.celtypes import IntType
+
+    one, other = _of_one_kind(one, other)
+    return IntType((one > other) - (one < other))
+
+
+def _of_one_kind(one: Any, other: Any) -> tuple[Any, Any]:
+    for kind in (Decimal, Version):
+        if isinstance(one, kind) and isinstance(other, kind):
+            return one, other
+    raise TypeError("quantities can only be compared with quantities, and versions with versions")
+
+
+def _lower(text: Any) -> Any:
+    from celpy.celtypes import StringType
+
+    return StringType("".join(letter.lower() if letter.isascii() else letter for letter in str(text)))
 
 
 def _equality(expected: bool) -> Callable[[Any, Any], Any]:
@@ -167,12 +199,15 @@ def _plain(value: Any) -> tuple[str, Any]:
     return type(value).__name__, None if value is None else value
 
 
-# The quantity library: https://kubernetes.io/docs/reference/using-api/cel/#kubernetes-quantity-library
+# The libraries for quantities, versions and strings: https://kubernetes.io/docs/reference/using-api/cel/
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_==_": _equality(True),
     "_!=_": _equality(False),
     "isQuantity": _is_quantity,
     "quantity": lambda text: parse_quantity(str(text)),
+    "semver": lambda text: Version.parse(str(text)),
     "isGreaterThan": _compared(lambda one, other: one > other),
     "isLessThan": _compared(lambda one, other: one < other),
+    "compareTo": _compare,
+    "lowerAscii": _lower,
 }

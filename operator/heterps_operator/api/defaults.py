@@ -57,7 +57,7 @@ def complete_pool(pool: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a valid DevicePool with every default filled in."""
     result = copy.deepcopy(pool)
     spec = result["spec"]
-    if spec["deviceType"] in _RESOURCES:
+    if spec["deviceType"] in _RESOURCES and "deviceClassName" not in spec:
         spec.setdefault("resourceName", _RESOURCES[spec["deviceType"]])
     spec.setdefault("torchDevice", _DEVICES[spec["deviceType"]])
     return result

@@ -17,6 +17,8 @@ from heterps_runtime.contract import Role
 
 __all__ = ["Balancing", "Elasticity", "FailureAction", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
+AUTO = "Auto"  # precision
+
 # Roles of processes by their names in the API.
 _ROLES = {"Coordinator": Role.COORDINATOR, "ParameterServer": Role.PS, "Worker": Role.WORKER, "Profiler": Role.PROFILE}
 
@@ -104,6 +106,8 @@ class JobSpec:
     pools: tuple[PoolSpec, ...]
     global_batch_size: int
     micro_batches: int
+    precision: str  # Auto: one of the next
+    allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
     goal: str  # train | plan (only plan) | profile (only measure)
     paused: bool
     epochs: int | None  # either epochs or steps is set
@@ -134,6 +138,15 @@ class JobSpec:
             for pool in self.pools
         ]
         return replace(self, pools=tuple(pools))
+
+    @property
+    def chooses_precision(self) -> bool:
+        """Whether the planner has yet to choose the precision."""
+        return self.precision == AUTO
+
+    def in_precision(self, chosen: str) -> JobSpec:
+        """Return the job in the precision that was chosen for it; empty: none was chosen, or there was no choice."""
+        return replace(self, precision=chosen) if chosen and self.allowed_precisions else self
 
     def priced(self, prices: Mapping[str, Decimal]) -> JobSpec:
         """Return the job with these prices of its pools; pools that are absent keep theirs."""
@@ -167,6 +180,8 @@ class JobSpec:
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
             global_batch_size=training["globalBatchSize"],
             micro_batches=training["microBatches"],
+            precision=training["precision"],
+            allowed_precisions=tuple(training.get("allowedPrecisions", ())),
             goal=goal or ("plan" if spec["mode"] == "Plan" else "train"),
             paused=spec["paused"],
             epochs=training.get("epochs"),

@@ -9,6 +9,7 @@ from importlib import metadata
 
 from heterps_operator.cli.options.checkpoint import add_checkpoint_options
 from heterps_operator.cli.options.cluster import add_cluster_commands
+from heterps_operator.cli.options.model import add_model_options
 from heterps_operator.cli.options.operator import add_operator_options
 from heterps_operator.cli.options.plan import add_plan_options
 from heterps_operator.cli.session import Programs
@@ -77,6 +78,10 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
             from heterps_operator.cli.checkpoint import checkpoint
 
             return checkpoint(options, programs)
+        case "model":
+            from heterps_operator.cli.model import model
+
+            return model(options, programs)
         case "operator":
             from heterps_operator.cli.operator import operator
 
@@ -148,6 +153,14 @@ def _parser() -> ArgumentParser:
             "checkpoint",
             help="list, verify, compare or delete checkpoints",
             description="List, verify, compare or delete the checkpoints of a job, wherever they are stored.",
+        )
+    )
+
+    add_model_options(
+        commands.add_parser(
+            "model",
+            help="export checkpoints as models, make and apply deltas",
+            description="Export checkpoints as models for serving, and bring models up to date by what changed.",
         )
     )
 

@@ -24,6 +24,7 @@ from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.scratch import ScratchFolder
+from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
@@ -81,6 +82,7 @@ def operator(options: Namespace) -> int:
             failed.set()
             stop.set()
 
+        devices = DeviceStores() if options.dynamic_resource_allocation and pool_file is None else None
         keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
         keeper.start()
         scratch = ScratchFolder()
@@ -101,6 +103,7 @@ def operator(options: Namespace) -> int:
             connect=functools.partial(CoordinatorClient, may_act=lease.is_held),
             make_planner=make_planner,
             make_line_planner=make_planner,
+            devices=devices,
         )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
 
@@ -111,6 +114,7 @@ def operator(options: Namespace) -> int:
                     stop,
                     namespaces=options.namespace,
                     cluster_scoped=pool_file is None,
+                    devices=devices is not None,
                     login=lambda: _connection(api),
                 )
             finally:  # an operator without watches is useless

@@ -25,12 +25,15 @@ from heterps_planner.planning import plan as solve
 from heterps_planner.plans.explain import explain
 from heterps_planner.plans.frontier import Frontier, frontier
 from heterps_planner.plans.machine import is_measured, share_cores
-from heterps_planner.plans.plan import Infeasible, Plan
+from heterps_planner.plans.plan import NOTHING_FOUND, Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
+from heterps_planner.scenarios.precisions import choose_precision, has_precisions, read_problems
 from heterps_planner.scenarios.what_if import change, read_setting
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["plan"]
+
+Problems = dict[str, Problem]  # by precision, the most exact first; of one precision under ""
 
 _PROBLEM_SECONDS = 120.0  # time limit for a problem file; as the default of a job's scheduling.timeoutSeconds
 
@@ -45,21 +48,21 @@ def plan(arguments: Namespace, programs: Programs) -> int:
     check_plan_options(arguments)
     console = make_console(stderr=arguments.output != "table")
     several = len(arguments.problem or []) > 1 or arguments.line is not None
-    problem: Problem | None = None
+    problems: Problems = {}
     job: JobSpec | None = None
     if not several:
         document, job, code = _document(arguments, programs, console)
         if document is None:
             return code
-        problem = Problem.from_json(document)
-        arguments.cores = _shared_cores(problem, arguments, job, programs)
+        problems = read_problems(document) if has_precisions(document) else {"": Problem.from_json(document)}
+        arguments.cores = _shared_cores(next(iter(problems.values())), arguments, job, programs)
     limit = arguments.timeout or (job.planner_timeout_seconds if job is not None else None)
-    if limit is None and problem is not None and not arguments.compare and arguments.prices is None:
+    if limit is None and problems and not arguments.compare and arguments.prices is None:
         limit = _PROBLEM_SECONDS
     watched = make_console(stderr=True)
     with open_search(watched if watched.is_terminal and not arguments.quiet else None, limit) as search:
         try:
-            return _answer(problem, arguments, job, search, console)
+            return _answer(problems, arguments, job, search, console)
         except DeadlineError:
             if not search.interrupted:
                 raise
@@ -67,38 +70,36 @@ def plan(arguments: Namespace, programs: Programs) -> int:
             return EXIT_INTERRUPTED
 
 
-def _answer(
-    problem: Problem | None, arguments: Namespace, job: JobSpec | None, search: Search, console: Console
-) -> int:
+def _answer(problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
     """Give the answer that the options select. Modules of rare answers are imported on demand."""
     if arguments.line is not None:
         from heterps_operator.cli.plans.jobs import plan_waiting
 
         return plan_waiting(arguments, search, console)
-    if problem is None:
+    if not problems:
         from heterps_operator.cli.plans.jobs import plan_jobs
 
         return plan_jobs(arguments, search, console)
     if arguments.compare:
         from heterps_operator.cli.plans.compare import compare_methods
 
-        return compare_methods(problem, arguments, search, console)
+        return compare_methods(_chosen(problems, arguments, job, search), arguments, search, console)
     if arguments.prices is not None:
         from heterps_operator.cli.plans.prices import follow_prices
 
-        return follow_prices(problem, arguments, search, console)
+        return follow_prices(_chosen(problems, arguments, job, search), arguments, search, console)
     if arguments.what_if:
         from heterps_operator.cli.plans.compare import show_what_if
 
-        changed = _change(problem, arguments.what_if)
-        found, other = (_solve(each, arguments, job, search) for each in (problem, changed))
+        wanted = {name: _change(problem, arguments.what_if) for name, problem in problems.items()}
+        (problem, found), (changed, other) = (_solve(each, arguments, job, search) for each in (problems, wanted))
         _say_if_interrupted(search)
         return show_what_if(problem, found, changed, other, arguments, console)
-    return _plan_one(problem, arguments, job, search, console)
+    return _plan_one(problems, arguments, job, search, console)
 
 
-def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
-    found = _solve(problem, arguments, job, search)
+def _plan_one(problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
+    problem, found = _solve(problems, arguments, job, search)
     _say_if_interrupted(search)
     # A plan with a margin is on no frontier, which trusts the profile.
     drawn = arguments.frontier or (arguments.html and found.feasible and not arguments.robust)
@@ -123,9 +124,11 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
         from heterps_operator.cli.plans.pages import write_page
         from heterps_operator.page.plan_page import plan_page
         from heterps_operator.page.sections.reasons import Planned
+        from heterps_operator.terminal.explanation import describe_precisions
 
         name = _name(arguments, job)
-        write_page(plan_page(name, Planned(problem, found, explanation, whole), time.time()), arguments.html)
+        planned = Planned(problem, found, explanation, whole, describe_precisions(found))
+        write_page(plan_page(name, planned, time.time()), arguments.html)
     if arguments.output == "table":
         from heterps_operator.terminal.explanation import render_plan
 
@@ -179,21 +182,49 @@ def _change(problem: Problem, settings: list[str]) -> Problem:
     return change(problem, [read_setting(text) for text in settings])
 
 
-def _solve(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search) -> Plan | Infeasible:
+def _chosen(problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search) -> Problem:
+    """Return the only problem, or that of the precision with the cheapest plan."""
+    return problems[""] if "" in problems else _solve(problems, arguments, job, search)[0]
+
+
+def _solve(
+    problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search
+) -> tuple[Problem, Plan | Infeasible]:
+    """Solve the problem, or those of several precisions; return the one that was chosen, and its plan."""
+    if "" in problems:
+        return problems[""], _solve_one(problems[""], arguments, job, search, search.deadline)
+    found: dict[str, Plan | Infeasible] = {}
+    late: DeadlineError | None = None
+    for number, (name, problem) in enumerate(problems.items()):
+        try:
+            found[name] = _solve_one(problem, arguments, job, search, search.share(len(problems) - number))
+        except DeadlineError as error:
+            late = error
+            found[name] = Infeasible(arguments.method or "", NOTHING_FOUND, 0.0, str(error))
+    if late is not None and not any(one.feasible for one in found.values()):
+        raise late
+    choice = choose_precision(problems, found)
+    chosen = choice.precision if isinstance(choice, Plan) else None
+    return problems[chosen or next(iter(problems))], choice
+
+
+def _solve_one(
+    problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search, deadline: float
+) -> Plan | Infeasible:
     stages: Any = None
     if arguments.stages is not None:
         stages = read_json(arguments.stages, "--stages").get("stages")
     elif job is not None and arguments.method is None and job.stages_by_hand and not arguments.robust:
         stages = list(job.stages_by_hand)
     if stages is not None:
-        found = evaluate(problem, stages, deadline=search.deadline, clock=search.clock)
+        found = evaluate(problem, stages, deadline=deadline, clock=search.clock)
     else:
         found = solve(
             problem,
             arguments.method or (job.method if job is not None else "optimal"),
             seed=arguments.seed or 0,
             robust=arguments.robust or 0.0,
-            deadline=search.deadline,
+            deadline=deadline,
             progress=search.progress,
             clock=search.clock,
         )

@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from heterps_operator.cli.session import Driven, Programs, Session, drive, open_session
@@ -19,6 +20,7 @@ from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.display import Display, make_display
 from heterps_operator.terminal.refusal import write_refusal
 from heterps_operator.terminal.report import exit_code, render_failure
+from heterps_planner.scenarios.precisions import has_precisions
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["measure", "profile"]
@@ -79,12 +81,18 @@ def measure(session: Session, display: Display, *, refresh: bool, machine: bool)
     return build_problem(session.job, profiles), EXIT_OK
 
 
-def render_profile(problem: Json) -> Table:
-    """Render a problem's layers as a table: time per batch on one unit, and the share that more units reduce."""
+def render_profile(problem: Json) -> RenderableType:
+    """Render a problem's layers as tables: time per batch on one unit, and the share that more units reduce."""
+    if has_precisions(problem):
+        return Group(*(_layers(one, f"{name}: ") for name, one in problem["precisions"].items()))
+    return _layers(problem, "")
+
+
+def _layers(problem: Json, precision: str) -> Table:
     pools = [pool["name"] for pool in problem["pools"]]
     batch = problem["batchSize"]
     table = Table(
-        title=f"one batch of {batch:,} samples, forward and backward, on one unit",
+        title=f"{precision}one batch of {batch:,} samples, forward and backward, on one unit",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

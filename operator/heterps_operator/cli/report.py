@@ -100,7 +100,7 @@ def _on_this_machine(arguments: Namespace) -> _Job:
     if missing := [pool.name for pool in spec.pools if pool.name not in profiles]:
         problem = f"there is no profile of pool {', '.join(missing)}"
     else:
-        problem = _problem(spec, profiles)
+        problem = _problem(spec.in_precision(status.chosen_precision), profiles)
     return _Job(spec, status, bill, problem, str(folder), str(workspace.path / "logs"))
 
 
@@ -141,4 +141,5 @@ def _planned(job: _Job) -> Planned | str:
     whole = frontier(
         replace(found.free_problem, min_samples_per_second=0.0), _MOST_POINTS, lambda: time.monotonic() >= deadline
     )
-    return Planned(found.problem, found.plan, found.explanation, whole)
+    precision = "" if job.status.choice is None else job.status.choice.describe()
+    return Planned(found.problem, found.plan, found.explanation, whole, precision)

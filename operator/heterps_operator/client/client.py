@@ -267,7 +267,7 @@ class HeterPSClient:
             raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         prices = {pool: Decimal(price) for pool, price in memory.status.prices.items()}  # that the operator has found
-        return build_problem(spec.priced(prices), profiles)
+        return build_problem(spec.priced(prices).in_precision(memory.status.chosen_precision), profiles)
 
     def events(self, name: str) -> tuple[EventView, ...]:
         """Return the events of a job and its pods, the oldest first; clusters keep events for about an hour."""

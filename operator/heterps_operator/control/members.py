@@ -26,14 +26,25 @@ def profiler(job: JobSpec, pool_name: str) -> ProcessSpec:
 def members(job: JobSpec, plan: JobPlan) -> tuple[ProcessSpec, ...]:
     """Servers and workers of a plan, in the order in which they are started."""
     servers = plan.servers
+    precision = job.precision if job.allowed_precisions else None
     result = []
     for index, units in enumerate(plan.server_units):
-        result.append(ProcessSpec(ps_name(index), Role.PS, servers.pool, units, max(1, units), index=index))
+        name = ps_name(index)
+        result.append(ProcessSpec(name, Role.PS, servers.pool, units, max(1, units), index=index, precision=precision))
     for number, stage in enumerate(plan.stages):
         pool = job.pool(stage.pool)
         for index in range(stage.pods):
             name = worker_name(number, index)
             result.append(
-                ProcessSpec(name, Role.WORKER, stage.pool, pool.units_per_pod, pool.threads, stage=number, index=index)
+                ProcessSpec(
+                    name,
+                    Role.WORKER,
+                    stage.pool,
+                    pool.units_per_pod,
+                    pool.threads,
+                    stage=number,
+                    index=index,
+                    precision=precision,
+                )
             )
     return tuple(result)

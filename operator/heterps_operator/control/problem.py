@@ -16,12 +16,13 @@ from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.api.shapes import UnreadableError, fields, items, number, optional, plain, real, table, text
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import JobPlan
-from heterps_planner.errors import UnknownNameError
+from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.model.limits import MAX_LAYERS
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import choice_of
+from heterps_planner.scenarios.precisions import has_precisions
 from heterps_planner.search.points import cost_rate
 from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
 
@@ -78,9 +79,19 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         profiles: by pool; each of the job's pools.
         restart_seconds: measured, of a start from a checkpoint; None: the planner's default counts.
 
+    Returns:
+        The problem; one for each allowed precision if the planner has yet to choose.
+
     Raises:
-        ValueError: the profiles do not describe the same layers or the same batch, or are of a newer runtime.
+        ValueError: the profiles do not describe the same layers or the same batch, lack a precision, or are of a newer
+            runtime.
     """
+    if job.chooses_precision:
+        one = {
+            name: build_problem(job.in_precision(name), profiles, restart_seconds) for name in job.allowed_precisions
+        }
+        return {"version": 1, "precisions": one}
+    profiles = {pool.name: _of_precision(job, pool.name, profiles[pool.name]) for pool in job.pools}
     first_pool = job.pools[0].name
     first = profiles[first_pool]
     names = [layer["name"] for layer in first["layers"]]
@@ -137,9 +148,27 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
         problem: with measured layers, from `heterps profile JOB --to FILE`.
         job: what is to be planned.
 
+    Returns:
+        The problem; one for each allowed precision if the planner has yet to choose.
+
     Raises:
-        ProblemError: the problem does not know a pool of the job.
+        ProblemError: the problem does not know a pool of the job, or a precision.
     """
+    if job.chooses_precision:
+        one = {name: adapt_problem(problem, job.in_precision(name)) for name in job.allowed_precisions}
+        return {"version": 1, "precisions": one}
+    if has_precisions(problem):
+        known = problem["precisions"]
+        if not isinstance(known, dict) or job.precision not in known:
+            text = (
+                f"lacks {job.precision}, which the job computes in; measure the job with heterps profile JOB --to FILE"
+            )
+            raise ProblemError("problem.precisions", text)
+        problem = known[job.precision]
+    elif job.allowed_precisions:
+        text = "is missing: the file is of one precision, and the job allows"
+        text = f"{text} {', '.join(job.allowed_precisions)}; measure the job with heterps profile JOB --to FILE"
+        raise ProblemError("problem.precisions", text)
     measured = {pool.get("name"): pool for pool in problem.get("pools") or () if isinstance(pool, dict)}
     pools = []
     for pool in job.pools:
@@ -200,7 +229,30 @@ def with_running_servers(problem: Json, servers: ServersDocument) -> dict[str, A
 
 def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
     """What the profilers want people to know, one line each."""
-    return [f"profile of pool {pool}: {text}" for pool, p in sorted(profiles.items()) for text in p.get("warnings", ())]
+    return [
+        f"profile of pool {pool}{where}: {text}"
+        for pool, profile in sorted(profiles.items())
+        for where, measured in _measurements(profile)
+        for text in measured.get("warnings", ())
+    ]
+
+
+def _measurements(profile: Json) -> list[tuple[str, Json]]:
+    """The measurements of a profile: one, or one of each precision, with words for messages."""
+    if "precisions" not in profile:
+        return [("", profile)]
+    return [(f" in {name}", measured) for name, measured in profile["precisions"].items()]
+
+
+def _of_precision(job: JobSpec, pool: str, profile: Json) -> Json:
+    """The part of a pool's profile that was measured in the job's precision."""
+    if not job.allowed_precisions:
+        return profile
+    measured: Json = profile.get("precisions", {})
+    if job.precision not in measured:
+        raise ValueError(f"profile of pool {pool}: was not measured in {job.precision}; measure it again")
+    found: Json = measured[job.precision]
+    return found
 
 
 def _times(layer: Json) -> dict[str, Any]:
@@ -307,6 +359,8 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
         "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
         "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
     }
+    if training.get("allowedPrecisions"):
+        key["precisions"] = sorted(training["allowedPrecisions"])
     if data.get("tensors"):
         key["tensors"] = data["tensors"]
     if data.get("access") == "Streamed":  # whole steps were measured with what reading takes
@@ -333,6 +387,10 @@ _SHAPE = fields(
     required=("version", "batchSize", "samples", "layers"),
 )
 _PLAIN = plain(_MOST_LEVELS)
+_SEVERAL = fields(
+    {"version": number(1, 2**31 - 1), "precisions": table(_SHAPE)},
+    required=("version", "precisions"),
+)
 
 
 def check_profile(document: Any, path: str = "") -> None:
@@ -345,8 +403,13 @@ def check_profile(document: Any, path: str = "") -> None:
     Raises:
         UnreadableError: the profile is malformed, or has more layers than a planner takes.
     """
-    _SHAPE(document, path)
-    _PLAIN(document, path)
+    if not isinstance(document, Mapping) or "precisions" not in document:
+        _SHAPE(document, path)
+        _PLAIN(document, path)
+        return
+    _SEVERAL(document, path)
+    for name, measured in document["precisions"].items():
+        _PLAIN(measured, f"{path}.precisions.{name}" if path else f"precisions.{name}")
 
 
 def is_profile(document: Any) -> bool:

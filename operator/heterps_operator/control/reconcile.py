@@ -65,6 +65,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         return Decision(before, quota.give_back(job, observed, before))
     now = observed.time
     status = before if before.started is not None else replace(before, started=now, phase_since=now)
+    job = job.in_precision(before.chosen_precision)
     process = observed.process(COORDINATOR)
     if process is None or not failures.is_current(process, status):
         observed = replace(observed, coordinator=None)  # a coordinator of the past
@@ -211,8 +212,10 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
         return _judge_refusal(job, observed, status, outcome)
     reason = "Replanned" if status.plan_revision else "PlanComputed"
     status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason)
-    status = replace(status, judged_prices={}, offer=None, claim={}, refused_with={})
+    status = replace(status, judged_prices={}, offer=None, claim={}, claim_precision="", refused_with={})
     message = f"plan {status.plan_revision} by {plan.method}: {plan.summary}"
+    if plan.precision is not None:
+        message = f"{message}; precision {plan.precision.describe()}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
         return _reach(status, Phase.PLANNED, now), ()
@@ -237,7 +240,8 @@ def _judge_refusal(
         status = replace(status, refused_with=asked)
     if plan is not None and asked in ({}, most):
         within = all(number <= most.get(pool, number) for pool, number in plan.units.items())
-        status = replace(status, possible=True, claim=dict(plan.units) if within else {})
+        precision = "" if plan.precision is None else plan.precision.name
+        status = replace(status, possible=True, claim=dict(plan.units) if within else {}, claim_precision=precision)
     if plan is None and (not asked or (room == job and covers(asked, free)) or (not refused and asked == free)):
         if outcome.refusal is not None:
             status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
@@ -314,6 +318,8 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
 
 def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
     """Keep the plan's processes running, and the batch divided well."""
+    if status.precision is None and plan.precision is not None:  # from now on, the job computes in no other one
+        status, job = replace(status, precision=plan.precision), job.in_precision(plan.precision.name)
     now, view, wanted = observed.time, observed.coordinator, members(job, plan)
     in_use = "" if observed.capacity.fits(plan.units) else waiting.in_use(job, observed, tuple(plan.units))
     status, admitted, actions = quota.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
@@ -326,7 +332,8 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
     actions += _ensure(observed, status, coordinator())
     if view is None:
         return status, actions
-    submission = SubmitPlan(plan, status.plan_revision)
+    precision = job.precision if job.allowed_precisions else None
+    submission = SubmitPlan(plan, status.plan_revision, precision)
     if submission.request not in observed.accepted:  # a worker that the coordinator does not expect would be sent away
         return status, (*actions, submission)
     if view.phase == JobPhase.PROFILING:
@@ -344,7 +351,7 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
             status, requests = elasticity.review(job, observed, status, plan)
             actions += requests
             if status.plan_revision != submission.revision and status.plan is not None:
-                actions += (SubmitPlan(status.plan, status.plan_revision),)
+                actions += (SubmitPlan(status.plan, status.plan_revision, precision),)
     return status, actions
 
 

@@ -136,7 +136,7 @@ def warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> 
 def news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
     """Events for the conditions that changed with this decision."""
     events: list[Event] = []
-    for kind in CONDITION_TYPES:
+    for kind in CONDITION_TYPES if after.conditions != before.conditions else ():
         old, new = before.condition(kind), after.condition(kind)
         waiting = kind == "PodsReady" and new.reason == _WAITING
         problem = kind == "PodsReady" and new.status == "False" and not waiting

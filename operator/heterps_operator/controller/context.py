@@ -12,6 +12,7 @@ from heterps_operator.controller.capacity.line import Line
 from heterps_operator.controller.capacity.pool_file import PoolFile
 from heterps_operator.controller.capacity.prices import PriceBook
 from heterps_operator.controller.planners import FairSemaphore, LinePlanner, QueuedPlanner
+from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
@@ -69,6 +70,7 @@ class OperatorContext:
     pools: ObjectStore = field(default_factory=ObjectStore)
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
     pods: PodStore = field(default_factory=PodStore)
+    devices: DeviceStores | None = None  # None: devices are not read, and no pool with a DeviceClass has units
     ledger: Ledger = field(default_factory=Ledger)
     prices: PriceBook = field(default_factory=PriceBook)
     line: Line = field(init=False)

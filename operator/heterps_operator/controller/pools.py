@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from heterps_operator.controller.capacity.devices import DeviceCounter
 from heterps_operator.controller.capacity.prices import PriceReader
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.recorder import ProblemRecorder
@@ -40,7 +41,7 @@ class PoolKeeper:
         on_change: called when a limit has changed.
 
     Attributes:
-        changed: set it when nodes, pools or the pods beside them have changed.
+        changed: set it when nodes, pools, the pods beside them or devices have changed.
     """
 
     def __init__(self, cluster: OperatorContext, problems: ProblemRecorder, on_change: Callable[[], None]) -> None:
@@ -51,6 +52,7 @@ class PoolKeeper:
         self._on_change = on_change
         self._limits: tuple[dict[str, int], dict[str, dict[str, int | None]]] = ({}, {})  # of pools, and of namespaces
         self._capacities: dict[str, Capacity] = {}
+        self._devices = DeviceCounter(cluster.devices)
         self._prices = PriceReader(cluster.api, cluster.namespace, cluster.prices, cluster.clock, cluster.monotonic)
         self._counted: tuple[int, ...] = ()  # versions of the stores that the capacities were counted from
 
@@ -92,18 +94,21 @@ class PoolKeeper:
     def _set_limits(self) -> bool:
         cluster = self._cluster
         pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
-        counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version
+        counted = (
+            cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version, *self._devices.versions
+        )  # fmt: skip
         if cluster.pool_file is not None:
             orphaned = cluster.pods.orphaned()
             self._capacities = {name: declared_capacity(pool, orphaned.get(name, 0)) for name, pool in pools.items()}
             return self._pass_on(pools)
         capacities = self._capacities
         if counted != self._counted or pools.keys() != capacities.keys():  # thousands of nodes take a while
-            nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
+            nodes, claimed, users = cluster.nodes.all(), cluster.pods.claimed(), cluster.pods.device_users()
             capacities = {}
             for name, pool in pools.items():
                 try:
-                    capacities[name] = pool_capacity(pool, nodes, claimed)
+                    devices = self._devices.count(pool, nodes, users)
+                    capacities[name] = pool_capacity(pool, nodes, claimed, devices)
                 except Exception as error:  # one pool must not hold up the others
                     self._problems.tell_unreadable(POOL, pool, error)
             self._capacities, self._counted = capacities, counted

@@ -6,20 +6,23 @@ object can delay the others or end a thread.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.controller.capacity.accounting import PodAccounting
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.controller.stores.devices import KINDS, DeviceStores
 from heterps_operator.controller.stores.objects import Key, ObjectStore, key_of
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import LABEL_JOB, job_owner, jobs_path, pods_path
+from heterps_operator.kubernetes.names import DEVICES_VERSION, LABEL_JOB, job_owner, jobs_path, pods_path
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.pools import unit_resource
 from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
@@ -35,10 +38,11 @@ _RETRY_SECONDS = 10.0
 _FILE_SECONDS = 5.0  # between two looks at the pool file, which the kubelet replaces within about a minute
 _NODES = "/api/v1/nodes"
 _POOLS = f"/apis/{API_VERSION}/devicepools"
+_DEVICES = f"/apis/{DEVICES_VERSION}"
 
 
 class Reflector:
-    """Fills the stores of jobs, pods, pools and nodes. Thread-safe.
+    """Fills the stores of jobs, pods, pools, nodes and devices. Thread-safe.
 
     With a pool file, pools come from it, and the store of nodes stays empty.
 
@@ -91,6 +95,10 @@ class Reflector:
         """Take a node that was added, changed or deleted."""
         self._take(NODE, self._note_node, item, gone)
 
+    def device_seen(self, kind: str, item: Json, *, gone: bool = False) -> None:
+        """Take a DeviceClass, ResourceSlice or ResourceClaim that was added, changed or deleted."""
+        self._take(kind, functools.partial(self._note_device, kind), item, gone)
+
     def listed(self) -> None:
         """A watch has restarted with a list, which does not contain what was deleted before."""
         self._relisted.set()
@@ -126,6 +134,8 @@ class Reflector:
             self._compare(cluster.pools, [_POOLS], self.pool_seen)
         else:
             self.read_pools()
+        if cluster.devices is not None:
+            self._compare_devices(cluster.devices)
         self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # before the pods that they own
         self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
         self._pools.refresh()
@@ -166,6 +176,18 @@ class Reflector:
         for key, known in before.items():
             if key not in listed and store.get(*key) is known:
                 seen(known, gone=True)
+
+    def _compare_devices(self, devices: DeviceStores) -> None:
+        try:
+            for kind, plural in KINDS.items():
+                seen = functools.partial(self.device_seen, kind)
+                self._compare(devices.of(kind), [f"{_DEVICES}/{plural}"], seen)
+        except ApiError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+            devices.served = False
+        else:
+            devices.served = True
 
     # --- stores -------------------------------------------------------------------------------------------------------
 
@@ -235,6 +257,13 @@ class Reflector:
                 self._pools.refresh()  # they leave the node now, and must not count on its units
             for job in jobs:
                 self._wake(job)
+
+    def _note_device(self, kind: str, item: Json, gone: bool) -> None:
+        assert self._cluster.devices is not None
+        store = self._cluster.devices.of(kind)
+        changed = store.remove(item) if gone else store.put(item)
+        if changed and any(pool["spec"].get("deviceClassName") for pool in self._cluster.pools.all()):
+            self._pools.changed.set()
 
 
 def _key_of(item: Any) -> Key:

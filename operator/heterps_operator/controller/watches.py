@@ -7,6 +7,7 @@ deleted while no operator runs, and nothing of the operator stays behind.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -16,7 +17,8 @@ from typing import Any
 import kopf
 
 from heterps_operator.controller.reflector import Reflector
-from heterps_operator.kubernetes.names import LABEL_JOB
+from heterps_operator.controller.stores.devices import KINDS
+from heterps_operator.kubernetes.names import DEVICES_VERSION, LABEL_JOB
 from heterps_runtime.contract import API_GROUP
 
 __all__ = ["watch"]
@@ -38,9 +40,10 @@ def watch(
     *,
     namespaces: Sequence[str],
     cluster_scoped: bool = True,
+    devices: bool = False,
     login: Callable[[], kopf.ConnectionInfo],
 ) -> None:
-    """Report every change of jobs, their pods, device pools and nodes; return when `stop` is set.
+    """Report every change of jobs, their pods, device pools, nodes and devices; return when `stop` is set.
 
     kopf fails at unexpected responses: an error other than 410, a truncated line, a lasting refusal. The watches are
     then restarted, with growing pauses. If they fail repeatedly, the last error is raised.
@@ -50,6 +53,7 @@ def watch(
         stop: ends the watches.
         namespaces: namespaces of the watched jobs and pods; empty: all.
         cluster_scoped: whether to watch device pools and nodes.
+        devices: whether to watch devices; kopf leaves out what the cluster does not serve.
         login: returns the connection to the API server.
     """
     registry = kopf.OperatorRegistry()
@@ -80,6 +84,10 @@ def watch(
     if cluster_scoped:
         kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
         kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
+    group, version = DEVICES_VERSION.split("/")
+    for kind, plural in KINDS.items() if devices else ():
+        seen = functools.partial(reflector.device_seen, kind)
+        kopf.on.event(group, version, plural, registry=registry, id=plural)(report(seen))
 
     failures = 0
     while not stop.is_set():

@@ -25,6 +25,7 @@ __all__ = [
     "CODE_CONTAINER",
     "CONTAINER",
     "COORDINATOR_PORT",
+    "DEVICES_VERSION",
     "LABEL_INDEX",
     "LABEL_JOB",
     "LABEL_POOL",
@@ -36,6 +37,7 @@ __all__ = [
     "PRIORITY_CLASSES",
     "RENDEZVOUS_PORT",
     "budget_name",
+    "claim_template_name",
     "code_config_name",
     "code_labels",
     "config_map_path",
@@ -77,6 +79,7 @@ __all__ = [
 CONTAINER = "heterps"  # name of the runtime's container in every pod
 CODE_CONTAINER = "heterps-code"  # name of the init container that brings the job's code
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+DEVICES_VERSION = "resource.k8s.io/v1"  # dynamic resource allocation: served by Kubernetes 1.34 and later
 COORDINATOR_PORT = 7400
 METRICS_PORT = 7401  # of a process's metrics, and of a coordinator's health; never encrypted
 MESSAGE_PORT = 7402  # of ZeroMQ
@@ -107,6 +110,7 @@ _PLURALS = {
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodGroup": "podgroups",
+    "ResourceClaimTemplate": "resourceclaimtemplates",
     "Secret": "secrets",
     "Service": "services",
     "Workload": "workloads",
@@ -166,6 +170,11 @@ def code_config_name(sha256: str) -> str:
 def budget_name(job: str, members: str) -> str:
     """PodDisruptionBudget of a group of members: `coordinator`, `ps`, `stage-0`."""
     return f"{job}-{members}"
+
+
+def claim_template_name(job: str, pool: str, device_class: str) -> str:
+    """ResourceClaimTemplate of a job's units of a pool; it cannot be changed, so another class has another one."""
+    return f"{job}-{_label(f'{pool}/{device_class}', _LONGEST_LABEL - len(job) - 1)}"
 
 
 def gang_name(job: str, incarnation: int) -> str:

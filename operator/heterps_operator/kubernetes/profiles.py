@@ -34,6 +34,7 @@ from heterps_operator.kubernetes.names import (
     object_path,
     profile_config_name,
 )
+from heterps_operator.kubernetes.reading.pools import unit_resource
 from heterps_operator.kubernetes.reading.statuses import unix_seconds
 
 __all__ = ["ConfigMapProfileCache", "outdated_profiles"]
@@ -198,7 +199,7 @@ class ConfigMapProfileCache:
         spec = manifest["spec"]
         job = self._configuration["job"]
         # Image and code contain the model; resource and labels identify the nodes of a pool.
-        parts = [image_of(job, manifest), spec.get("resourceName"), spec.get("nodeSelector") or {}]
+        parts = [image_of(job, manifest), unit_resource(spec), spec.get("nodeSelector") or {}]
         if (code := code_digest(job)) is not None:
             parts.append(code)
         source = json.dumps(parts, sort_keys=True)

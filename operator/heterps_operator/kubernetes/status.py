@@ -62,6 +62,7 @@ def job_status(
         "startTime": timestamp(status.started),
         "completionTime": timestamp(status.finished if status.final else None),
         "plan": _plan(status, plan_config),
+        "precision": _precision(status),
         "throughput": _throughput(floor, result, measured),
         "progress": _progress(result),
         **_members(name, status, processes),
@@ -140,6 +141,23 @@ def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
     if plan.throughput is not None:
         found["predictedSamplesPerSecond"] = _decimal(plan.throughput, 1)
     return found
+
+
+def _precision(status: Status) -> dict[str, Any] | None:
+    choice = status.choice
+    if choice is None:
+        return None
+    candidates = []
+    for one in choice.candidates:
+        found = {"name": one.name}
+        if one.cost_per_hour is not None and one.throughput:
+            found["costPerMillionSamples"] = _decimal(one.cost_per_hour / 3600 / one.throughput * 1e6, 6)
+            found["costPerHour"] = _decimal(one.cost_per_hour, 4)
+            found["predictedSamplesPerSecond"] = _decimal(one.throughput, 1)
+        else:
+            found["message"] = one.message[:_LONGEST_REMARK]
+        candidates.append(found)
+    return {"name": choice.name, "candidates": candidates}
 
 
 def _throughput(floor: float, result: Json, measured: float | None) -> dict[str, Any] | None:

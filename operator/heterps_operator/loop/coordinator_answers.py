@@ -78,6 +78,8 @@ _STATUS: dict[str, Shape] = {
     "samples": _COUNT,
     "resumedFromStep": _COUNT,
     "loss": _ANY_NUMBER,
+    "lossScale": _RATE,
+    "skippedSteps": _COUNT,
     "samplesPerSecond": _RATE,
     "meanSamplesPerSecond": _RATE,
     "secondsTraining": _SECONDS,

@@ -83,8 +83,9 @@ class CoordinatorClient:
             CoordinatorError: no answer, or a refusal.
         """
         match action:
-            case Plan(plan, revision):
-                self._call("PUT", contract.PATH_PLAN, {**plan.document, "revision": revision})
+            case Plan(plan, revision, precision):
+                chosen = {} if precision is None else {"precision": precision}
+                self._call("PUT", contract.PATH_PLAN, {**plan.document, **chosen, "revision": revision})
             case Allocation(batches):
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
             case ReportLost(member, reason):

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from heterps_operator.documents import Json
+from heterps_operator.state.precision import ChosenPrecision
 from heterps_planner.plans.plan import Machine
 from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument, worker_name
 
@@ -29,6 +30,7 @@ class JobPlan:
         cost_per_hour: price in dollars; None: no prediction.
         seconds: planning time.
         machine: the machine whose cores all processes share; None on a cluster.
+        precision: if it was chosen with this plan.
     """
 
     document: Json
@@ -39,6 +41,7 @@ class JobPlan:
     cost_per_hour: float | None = None
     seconds: float = 0.0
     machine: Machine | None = None
+    precision: ChosenPrecision | None = None
 
     @classmethod
     def from_json(cls, document: Json) -> JobPlan:
@@ -63,6 +66,7 @@ class JobPlan:
                 cost_per_hour=_number(document.get("costPerHour")),
                 seconds=_number(document.get("seconds")) or 0.0,
                 machine=None if machine is None else Machine.from_json(machine),
+                precision=ChosenPrecision.of_plan(document),
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error

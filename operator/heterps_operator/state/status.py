@@ -15,6 +15,7 @@ from heterps_operator.documents import Json, known_fields
 from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
+from heterps_operator.state.precision import ChosenPrecision
 from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import FloorMoves, Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
@@ -129,12 +130,14 @@ class Status:
     plan: JobPlan | None = None  # the plan that is carried out
     plan_revision: int = 0
     plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged, Redivided
+    precision: ChosenPrecision | None = None  # of `training.precision: Auto`, since a plan was first carried out
     history: tuple[PlanRecord, ...] = ()  # of the plans so far, the oldest first
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
     refused_with: Mapping[str, int] = field(default_factory=dict)  # free units with which there was no plan last
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
     claim: Mapping[str, int] = field(default_factory=dict)  # by pool: units of the plan that it would have alone
+    claim_precision: str = ""  # that the planner chose with this plan; empty: it had no choice
     waiting_since: float | None = None  # it was first refused units for this plan
     crowded: Mapping[str, int] = field(default_factory=dict)  # by pool: units that found room when others did not
     crowded_since: float = 0.0
@@ -175,6 +178,16 @@ class Status:
     result: Json | None = None  # the coordinator's last status
 
     @property
+    def choice(self) -> ChosenPrecision | None:
+        """The precision that the job keeps, or that its plan would give it; None: there is none yet, or no choice."""
+        return self.precision or (None if self.plan is None else self.plan.precision)
+
+    @property
+    def chosen_precision(self) -> str:
+        """Name of the choice; empty: there is none."""
+        return "" if self.choice is None else self.choice.name
+
+    @property
     def final(self) -> bool:
         """Whether nothing more will happen."""
         return self.phase in FINAL_PHASES
@@ -196,7 +209,10 @@ class Status:
 
     def condition(self, kind: str) -> Condition:
         """The condition of that type."""
-        return next((c for c in self.conditions if c.type == kind), Condition(kind))
+        for known in self.conditions:
+            if known.type == kind:
+                return known
+        return Condition(kind)
 
     def with_condition(self, kind: str, status: bool | None, reason: str, message: str, now: float) -> Status:
         """The status with one condition set; the transition time moves only when the condition's status does."""
@@ -204,6 +220,8 @@ class Status:
         old = self.condition(kind)
         since = old.last_transition_time if old.status == word and old.last_transition_time else now
         new = Condition(kind, word, reason, message, since)
+        if new == old:
+            return self
         known = {c.type: c for c in self.conditions} | {kind: new}
         return replace(self, conditions=tuple(known.get(t, Condition(t)) for t in CONDITION_TYPES))
 
@@ -221,6 +239,7 @@ class Status:
             plan=self.plan,
             plan_revision=self.plan_revision,
             plan_reason=self.plan_reason,
+            precision=self.precision,
             history=self.history,
             incarnation=self.incarnation + 1,
             judged_prices=self.judged_prices,
@@ -235,7 +254,7 @@ class Status:
 
     def without_questions(self) -> Status:
         """The status of a job whose earlier questions to the planner do not count any more."""
-        return replace(self, planned_with={}, refused_with={}, possible=False, claim={})
+        return replace(self, planned_with={}, refused_with={}, possible=False, claim={}, claim_precision="")
 
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""
@@ -279,6 +298,7 @@ def _series(value: Json) -> ThroughputSeries:
 # Fields that JSON does not restore by itself.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "plan": JobPlan.from_json,
+    "precision": ChosenPrecision.from_json,
     "history": lambda value: tuple(PlanRecord(**known_fields(PlanRecord, item)) for item in value),
     "outcome": Phase,
     "conditions": lambda value: tuple(Condition(**known_fields(Condition, item)) for item in value),
@@ -294,4 +314,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "moved_for_floor": lambda value: FloorMoves(**known_fields(FloorMoves, value)),
     "trials": lambda value: tuple(Trial.from_json(known_fields(Trial, item)) for item in value),
 }
-_OPTIONAL = frozenset({"plan", "outcome", "failure", "review", "offer"})  # that may be null
+_OPTIONAL = frozenset({"plan", "precision", "outcome", "failure", "review", "offer"})  # that may be null

@@ -126,15 +126,19 @@ class ThroughputSeries:
     def _parts(self) -> Iterator[float]:
         """The mean throughput of each half a minute."""
         parts = (self.samples[i : i + LEAST_SAMPLES] for i in range(len(self.samples) - LEAST_SAMPLES + 1))
-        return (mean(part).value for part in parts)
+        return map(_average, parts)
 
 
 def mean(samples: Sequence[Sample]) -> Mean:
     """The mean throughput of at least two samples, with its error."""
     count = len(samples)
-    value = math.fsum(s.rate for s in samples) / count
+    value = _average(samples)
     variance = math.fsum((s.rate - value) ** 2 for s in samples) / (count - 1)
     return Mean(value, _STUDENT.get(count, _STUDENT_MANY) * math.sqrt(variance / count))
+
+
+def _average(samples: Sequence[Sample]) -> float:
+    return math.fsum(s.rate for s in samples) / len(samples)
 
 
 def stage_means(samples: Sequence[Sample]) -> list[float]:

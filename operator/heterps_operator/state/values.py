@@ -57,13 +57,19 @@ class ProcessSpec:
     threads: int = 1  # threads for computing: units of a CPU pool, 1 for an accelerator's process
     stage: int | None = None  # of a worker
     index: int | None = None  # of a worker in its stage, of a server among the servers
+    precision: str | None = None  # in which it computes, if the planner has chosen that
     incarnation: int = 1  # the job's: goes up when everything returns to the last checkpoint
     attempt: int = 1  # this process's: goes up with every replacement in one incarnation
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Arguments of `heterps-runtime`: the role and its options."""
-        options = {"--stage": self.stage, "--index": self.index, "--pool": self.pool}
+        options = {
+            "--stage": self.stage,
+            "--index": self.index,
+            "--pool": self.pool,
+            "--precision": self.precision,
+        }
         given = [(option, str(value)) for option, value in options.items() if value is not None]
         return (self.role.value, *(word for pair in given for word in pair))
 
@@ -350,6 +356,7 @@ class SubmitPlan:
 
     plan: JobPlan
     revision: int = 1
+    precision: str | None = None  # of the job, if the planner has chosen it
 
     @property
     def request(self) -> str:

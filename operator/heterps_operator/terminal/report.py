@@ -55,6 +55,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
     """
     result: Json = status.result or {}
     plan: Json = {} if status.plan is None else status.plan.document
+    choice = status.choice
     failure = status.failure
     return {
         "version": 1,
@@ -64,7 +65,15 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
         "failure": None if failure is None else failure.to_json(),
         "progress": {
             key: result.get(key)
-            for key in ("committedSteps", "totalSteps", "samples", "secondsTraining", "resumedFromStep", "loss")
+            for key in (
+                "committedSteps",
+                "totalSteps",
+                "skippedSteps",
+                "samples",
+                "secondsTraining",
+                "resumedFromStep",
+                "loss",
+            )
         },
         "rows": result.get("rows"),
         "evaluation": result.get("evaluation"),
@@ -74,6 +83,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
             "floorSamplesPerSecond": job.min_samples_per_second,
         },
         "plan": plan or None,
+        "precision": None if choice is None else {"name": choice.name, "reason": choice.describe()},
         "bill": bill.to_json(),
         "predictedCost": plan.get("cost"),
         "model": result.get("model"),
@@ -161,6 +171,8 @@ def _facts(report: Json) -> Table:
         table.add_row("plan", Text(plan.summary))
         if shortage := describe_shortage(plan.machine, plan.throughput, throughput["floorSamplesPerSecond"]):
             table.add_row("machine", Text(shortage))
+    if report["precision"]:
+        table.add_row("precision", Text(report["precision"]["reason"]))
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])
         table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")

@@ -13,8 +13,6 @@ from heterps_planner.errors import ProblemError
 
 __all__ = ["BatchController"]
 
-_SAFE_SHARE = 0.9  # of a batch that exceeded a worker's memory
-
 
 @dataclass
 class BatchController:
@@ -28,7 +26,6 @@ class BatchController:
     policy: str = "optimal"
     quantum: int = 1
     min_gain_percent: float = 5.0  # dead band: the predicted step time must fall by at least this much
-    most: dict[str, int] = field(default_factory=dict)  # samples that fit each worker's memory
     seed: int | Sequence[int] = 0  # for the policy `random`
     min_observations: int = 2  # per worker before the first decision, and after a change of speed
     workers: dict[str, WorkerEstimate] = field(default_factory=dict)
@@ -65,10 +62,6 @@ class BatchController:
             learnt[name] = estimate.observe(batch, seconds) if batch else estimate
         self.workers = learnt
 
-    def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Record that a batch exceeded a worker's memory; the worker never gets as many samples again."""
-        self.most[name] = min(self.most.get(name, self.total), math.floor(_SAFE_SHARE * batch))
-
     def propose(self, present: Mapping[str, int]) -> dict[str, int] | None:
         """Propose a division for the present workers.
 
@@ -84,8 +77,7 @@ class BatchController:
         if not present:
             return None
         names = list(present)
-        # A worker joined or left, or has more than its memory holds: do not wait for measurements.
-        must_change = sum(present.values()) != self.total or any(b > self._most(n) for n, b in present.items())
+        must_change = sum(present.values()) != self.total  # a worker joined or left: do not wait for measurements
         estimates = {name: self.workers.get(name, WorkerEstimate()) for name in names}
         if any(e.num_observations < self.min_observations for e in estimates.values()):
             if not must_change:
@@ -127,15 +119,11 @@ class BatchController:
         then = max(o + s * proposal[name] for name, (o, s) in speeds.items())
         return proposal if then < wanted else None
 
-    def _most(self, name: str) -> int:
-        return self.most.get(name, self.total)
-
     def _division(self, speeds: Mapping[str, tuple[float, float]]) -> dict[str, int]:
         """Divide by the policy; every worker keeps at least one quantum, so that its speed stays known."""
         least = self.quantum if self.total >= self.quantum * len(speeds) else 0
         workers = [
-            Worker(o, s, min(least, self._most(name)), self.most.get(name), self.metrics.get(name, NodeMetrics()))
-            for name, (o, s) in speeds.items()
+            Worker(o, s, least, metrics=self.metrics.get(name, NodeMetrics())) for name, (o, s) in speeds.items()
         ]
         sizes = divide(self.policy, workers, self.total, self.quantum, seed=self.seed)
         return dict(zip(speeds, sizes, strict=True))

@@ -11,7 +11,7 @@ from heterps_planner.errors import DeadlineError
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.plans.task import Found, Method, Task
 from heterps_planner.search.servers import minimise
-from heterps_planner.search.sweep import SweepResult
+from heterps_planner.search.sweep import SearchOptions, SweepResult
 
 __all__ = ["Found", "Method", "Task", "answer", "best_first_and_rest", "best_homogeneous", "check_deadline"]
 
@@ -49,7 +49,7 @@ def best_first_and_rest(task: Task, first_type: str, rest_type: str) -> Found:
 def _best_of(task: Task, allowed: NDArray[np.bool_]) -> Found:
     """Find the cheapest plan whose stages are among the allowed segments, shape (L, L, T)."""
     segments = task.segments.restricted(allowed)
-    result = minimise(segments, should_stop=task.should_stop)
+    result = minimise(segments, SearchOptions(should_stop=task.should_stop))
     check_deadline(task, result)
     task.progress(1.0)
     return Found(result.choice, segments=segments)

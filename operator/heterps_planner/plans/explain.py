@@ -22,6 +22,7 @@ from heterps_planner.plans.robust import robust_segments
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice, lost_time
 from heterps_planner.search.servers import minimise, provision_stages
+from heterps_planner.search.sweep import SearchOptions
 
 __all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
 
@@ -137,7 +138,7 @@ def _kinds(
     for t, pool in enumerate(problem.pools):
         yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
     if len(problem.pools) > 1:
-        optimum = minimise(segments, should_stop=should_stop)
+        optimum = minimise(segments, SearchOptions(should_stop=should_stop))
         used = set() if optimum.choice is None else {stage[2] for stage in optimum.choice.stages}
         for t, pool in enumerate(problem.pools):
             found = optimum  # excluding a pool that the optimum does not use changes nothing
@@ -145,7 +146,7 @@ def _kinds(
                 without = np.ones(segments.seq_LLT.shape, dtype=bool)
                 without[:, :, t] = False
                 others = segments.restricted(without)
-                found = minimise(others, should_stop=should_stop, multipliers=optimum.multipliers)
+                found = minimise(others, SearchOptions(should_stop=should_stop, multipliers=optimum.multipliers))
             yield f"without {pool.name}", found.choice
     if last > 0:
         # Erratum 18: [HeterPS] describes this heuristic in both directions; both are shown.

@@ -30,6 +30,7 @@ from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import Robustness
 from heterps_planner.search.points import Choice
 from heterps_planner.search.servers import minimise
+from heterps_planner.search.sweep import SearchOptions
 
 __all__ = ["CONFIDENCE", "MAX_ERROR", "check_error", "robust_segments", "robustness", "with_margins"]
 
@@ -67,7 +68,7 @@ def robust_segments(
     num_stages = min(_FIRST_GUESS, len(problem.layers))
     while True:
         wider = with_margins(problem, segments, error, CONFIDENCE ** (1 / (2 * num_stages)))
-        choice = minimise(wider, should_stop=should_stop).choice
+        choice = minimise(wider, SearchOptions(should_stop=should_stop)).choice
         if choice is None or len(choice.stages) <= num_stages or should_stop():
             return wider
         num_stages = len(choice.stages)

@@ -40,6 +40,7 @@ from heterps_planner.search.path import Stage
 from heterps_planner.search.points import cost_rate
 from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.search.servers import MAX_SERVERS, minimise, provision_stages
+from heterps_planner.search.sweep import SearchOptions
 
 __all__ = ["evaluate"]
 
@@ -85,7 +86,7 @@ def evaluate(
     pods = [int(n) for n in found.pods[0]]
     choice = choice_of(segments, parsed, pods[:-1], pods[-1])
     rate = cost_rate(segments, choice)
-    optimum = minimise(segments, rate=rate, should_stop=should_stop)
+    optimum = minimise(segments, SearchOptions(rate=rate, should_stop=should_stop))
     best = optimum.choice or choice
     plan = build_plan(
         problem,

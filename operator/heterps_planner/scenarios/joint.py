@@ -27,7 +27,7 @@ from heterps_planner.search.coupling import Coupled, CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
 from heterps_planner.search.priced_search import PricedJob
 from heterps_planner.search.servers import minimise
-from heterps_planner.search.sweep import SweepResult
+from heterps_planner.search.sweep import SearchOptions, SweepResult
 
 __all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"]
 
@@ -127,7 +127,7 @@ def plan_together(
     all_segments = [build_segments(problem) for problem in problems]
     alone: list[SweepResult] = []
     for i, (problem, segments) in enumerate(zip(problems, all_segments, strict=True)):
-        found = minimise(segments, should_stop=should_stop)
+        found = minimise(segments, SearchOptions(should_stop=should_stop))
         if found.choice is None:
             if not found.finished:
                 raise DeadlineError("the deadline passed before any plans were found; allow more time")
@@ -228,7 +228,7 @@ def _one_after_another(
         for i in order:
             key = (i, left.tobytes())
             if key not in known:
-                known[key] = minimise(_with_limits(members[i], left), should_stop=should_stop)
+                known[key] = minimise(_with_limits(members[i], left), SearchOptions(should_stop=should_stop))
             choice = known[key].choice
             if choice is None:
                 break

@@ -32,7 +32,7 @@ from heterps_planner.search.coupling import CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
 from heterps_planner.search.priced_search import PricedJob
 from heterps_planner.search.servers import minimise
-from heterps_planner.search.sweep import Multipliers
+from heterps_planner.search.sweep import Multipliers, SearchOptions
 
 __all__ = ["METHOD", "Move", "plan_from", "running_choice"]
 
@@ -156,7 +156,7 @@ def plan_from(
     hours_per_rate = problem.samples / 3600
     stay = running_choice(problem, segments, running)
     stay_cost = None if stay is None else stay.price / stay.throughput * hours_per_rate
-    fresh = minimise(segments, should_stop=should_stop, multipliers=multipliers)
+    fresh = minimise(segments, SearchOptions(should_stop=should_stop, multipliers=multipliers or ()))
     if multipliers is not None:
         multipliers[:] = fresh.multipliers[-8:]
     if fresh.choice is None and stay is None:

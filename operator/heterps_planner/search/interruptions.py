@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +25,7 @@ from heterps_planner.search import sweep
 from heterps_planner.search.coupling import CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice, cost_rate, lost_time
 from heterps_planner.search.priced_search import Fees, PricedJob
-from heterps_planner.search.sweep import Multipliers, SweepResult
+from heterps_planner.search.sweep import DEFAULT_OPTIONS, SearchOptions, SweepResult
 
 __all__ = ["minimise"]
 
@@ -43,42 +42,31 @@ class _End:
     plan: tuple[float, float]  # A and Y of a plan that has about this value
 
 
-def minimise(
-    segments: Segments,
-    *,
-    eps: float = 0.0,
-    rate: float = math.inf,
-    should_stop: Callable[[], bool] = lambda: False,
-    any_plan: bool = False,
-    multipliers: Multipliers | None = None,
-) -> SweepResult:
+def minimise(segments: Segments, options: SearchOptions = DEFAULT_OPTIONS) -> SweepResult:
     """Find the cheapest plan per sample; arguments and result as `sweep.minimise`."""
-    if not segments.interrupted:
-        return sweep.minimise(
-            segments, eps=eps, rate=rate, should_stop=should_stop, any_plan=any_plan, multipliers=multipliers
-        )
-    search = _Search(segments, rate, max(eps, _CLOSE), should_stop)
-    return search.run(multipliers)
+    return _Search(segments, options).run() if segments.interrupted else sweep.minimise(segments, options)
 
 
 class _Search:
     """State of one minimisation."""
 
-    def __init__(self, segments: Segments, rate: float, close: float, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, segments: Segments, options: SearchOptions) -> None:
         self.segments = segments
-        self.close = close
-        self.should_stop = should_stop
+        self.close = max(options.eps, _CLOSE)
+        self.should_stop = options.should_stop
+        self.multipliers = options.multipliers
         self.choice: Choice | None = None
-        self.rate = rate
+        self.rate = options.rate
 
     def offer(self, choice: Choice) -> None:
         value = cost_rate(self.segments, choice)
         if value < self.rate:
             self.choice, self.rate = choice, value
 
-    def run(self, multipliers: Multipliers | None) -> SweepResult:
+    def run(self) -> SweepResult:
         # Without interruptions: the least A, and a plan that may well be the best one with them, too.
-        base = sweep.minimise(self.segments, should_stop=self.should_stop, multipliers=multipliers)
+        options = SearchOptions(should_stop=self.should_stop, multipliers=self.multipliers)
+        base = sweep.minimise(self.segments, options)
         if base.choice is None:
             return base
         self.offer(base.choice)

@@ -16,7 +16,7 @@ from heterps_planner.model.segments import Segments
 from heterps_planner.search.points import Choice, fastest_bound
 from heterps_planner.search.provisioning import fastest_provision, schedule_of
 from heterps_planner.search.servers import cheapest_at, minimise
-from heterps_planner.search.sweep import Multipliers, SweepResult
+from heterps_planner.search.sweep import Multipliers, SearchOptions, SweepResult
 
 __all__ = ["ShadowPrices", "fastest", "limiting_pools", "shadow_prices"]
 
@@ -117,13 +117,8 @@ def shadow_prices(
         nonlocal multipliers, complete
         wider = segments.limit_T.copy()
         wider[pools] += 1
-        found = minimise(
-            replace(segments, limit_T=wider),
-            rate=rate,
-            should_stop=should_stop,
-            any_plan=any_plan,
-            multipliers=multipliers,
-        )
+        options = SearchOptions(rate=rate, should_stop=should_stop, any_plan=any_plan, multipliers=multipliers)
+        found = minimise(replace(segments, limit_T=wider), options)
         multipliers = found.multipliers
         complete = complete and found.finished
         return found

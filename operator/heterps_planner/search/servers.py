@@ -23,7 +23,7 @@ from heterps_planner.search import interruptions, sweep
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import least_rate, search_prices
 from heterps_planner.search.provisioning import Provisioned, provision, schedule_of
-from heterps_planner.search.sweep import CLOSE, Multipliers, SweepResult
+from heterps_planner.search.sweep import CLOSE, DEFAULT_OPTIONS, Multipliers, SearchOptions, SweepResult
 
 __all__ = ["MAX_SERVERS", "cheapest_at", "minimise", "provision_stages"]
 
@@ -79,31 +79,20 @@ def _best_number(
     return best, min([value, *bounds])
 
 
-def minimise(
-    segments: Segments,
-    *,
-    eps: float = 0.0,
-    rate: float = math.inf,
-    should_stop: Callable[[], bool] = lambda: False,
-    any_plan: bool = False,
-    multipliers: Multipliers | None = None,
-) -> SweepResult:
+def minimise(segments: Segments, options: SearchOptions = DEFAULT_OPTIONS) -> SweepResult:
     """Find the cheapest plan per sample, with the best number of servers; arguments and result as `sweep.minimise`."""
     if segments.wait_LLT is None:
-        return interruptions.minimise(
-            segments, eps=eps, rate=rate, should_stop=should_stop, any_plan=any_plan, multipliers=multipliers
-        )
-    known: Multipliers = list(multipliers or ())
+        return interruptions.minimise(segments, options)
+    options = replace(options, any_plan=False)  # bounds are needed
 
     def solve(fixed: Segments, value: float) -> tuple[SweepResult, float, float]:
-        found = interruptions.minimise(
-            fixed, eps=eps, rate=min(rate, value), should_stop=should_stop, multipliers=known
-        )
-        known[:] = found.multipliers
+        nonlocal options
+        found = interruptions.minimise(fixed, replace(options, rate=min(options.rate, value)))
+        options = replace(options, multipliers=found.multipliers)
         return found, math.inf if found.choice is None else found.rate, found.bound
 
-    best, bound = _best_number(segments, segments.floor, solve, should_stop)
-    if should_stop():
+    best, bound = _best_number(segments, segments.floor, solve, options.should_stop)
+    if options.should_stop():
         return replace(best, bound=max(bound, least_rate(segments, search_prices(segments))), finished=False)
     return replace(best, bound=bound)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +35,7 @@ from heterps_planner.search.labels import search
 from heterps_planner.search.path import Stage, cheapest_paths, relax
 from heterps_planner.search.points import Choice, Points, fastest_bound, least_rate, lowest_throughput, search_prices
 
-__all__ = ["CLOSE", "SweepResult", "cheapest_at", "minimise"]
+__all__ = ["CLOSE", "DEFAULT_OPTIONS", "SearchOptions", "SweepResult", "cheapest_at", "minimise"]
 
 CLOSE = 1e-9
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
@@ -50,6 +50,28 @@ _NARROW = 1.005  # ratio of the ends of an interval that is halved no more
 
 Multipliers = list[tuple[float, FloatArray]]  # (throughput, multipliers that are good there)
 Interval = tuple[float, float, float]  # lo, hi, bound on the price per hour from lo on
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What `minimise` looks for, and when it may end.
+
+    Attributes:
+        eps: relative gap at which the search may end; 0: the optimum.
+        rate: upper limit of the cost, dollars per hour and (sample per second).
+        should_stop: called regularly; when it returns True, the best plan so far is returned with its bound.
+        any_plan: end with the first plan that costs less than `rate`; the bound then means nothing.
+        multipliers: initial multipliers from a similar problem.
+    """
+
+    eps: float = 0.0
+    rate: float = math.inf
+    should_stop: Callable[[], bool] = lambda: False
+    any_plan: bool = False
+    multipliers: Sequence[tuple[float, FloatArray]] = ()
+
+
+DEFAULT_OPTIONS = SearchOptions()  # the optimum, whatever it costs and however long it takes
 
 
 @dataclass
@@ -68,15 +90,13 @@ class SweepResult:
 class _Sweep:
     """State of one minimisation."""
 
-    def __init__(
-        self, segments: Segments, rate: float, eps: float, should_stop: Callable[[], bool], any_plan: bool = False
-    ) -> None:
+    def __init__(self, segments: Segments, options: SearchOptions) -> None:
         self.segments = segments
         self.price = search_prices(segments)
-        self.should_stop = should_stop
-        self.eps = eps
-        self.any_plan = any_plan
-        self.result = SweepResult(None, rate, math.inf, True)
+        self.should_stop = options.should_stop
+        self.eps = options.eps
+        self.any_plan = options.any_plan
+        self.result = SweepResult(None, options.rate, math.inf, True)
         self.multipliers = self.result.multipliers
         self.tracked: set[int] = set()
         # No plan within the limits costs more than all units together.
@@ -319,28 +339,11 @@ def _join(intervals: list[Interval]) -> list[Interval]:
     return joined
 
 
-def minimise(
-    segments: Segments,
-    *,
-    eps: float = 0.0,
-    rate: float = math.inf,
-    should_stop: Callable[[], bool] = lambda: False,
-    any_plan: bool = False,
-    multipliers: Multipliers | None = None,
-) -> SweepResult:
-    """Find the cheapest plan per sample that meets the floor, the limits and the ceiling.
-
-    Args:
-        segments: the problem.
-        eps: relative gap at which the search may end; 0: the optimum.
-        rate: upper limit of the cost, dollars per hour and (sample per second).
-        should_stop: called regularly; when it returns True, the best plan so far is returned with its bound.
-        any_plan: end with the first plan that costs less than `rate`; the bound then means nothing.
-        multipliers: initial multipliers from a similar problem.
-    """
+def minimise(segments: Segments, options: SearchOptions = DEFAULT_OPTIONS) -> SweepResult:
+    """Find the cheapest plan per sample that meets the floor, the limits and the ceiling."""
     highest = fastest_bound(segments) * (1 + FLOOR_TOLERANCE)
-    sweep = _Sweep(segments, rate, eps, should_stop, any_plan)
-    sweep.multipliers.extend(multipliers or ())
+    sweep = _Sweep(segments, options)
+    sweep.multipliers.extend(options.multipliers)
     return sweep.run(lowest_throughput(segments, segments.floor), highest)
 
 
@@ -360,7 +363,7 @@ def cheapest_at(
         multipliers: initial multipliers from nearby throughputs; replaced by those found here.
         tracked: pools with binding limits there; those binding here are added.
     """
-    sweep = _Sweep(segments, math.inf, 0.0, should_stop)
+    sweep = _Sweep(segments, SearchOptions(should_stop=should_stop))
     theta = lowest_throughput(segments, throughput)
     points = Points(segments, sweep.price, np.array([theta]))
     result = sweep.result

@@ -16,13 +16,9 @@ table (8 bytes per row) are held in memory.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -30,23 +26,20 @@ import numpy.typing as npt
 from heterps_runtime.checkpoint.dense import read_dense
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
-from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, TableRecord, check_checkpoint
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, InitialRows, TableRecord, check_checkpoint
 from heterps_runtime.checkpoint.ownership import Ownership
-from heterps_runtime.checkpoint.publishing import DESCRIPTION, files_below, recover, replace_folder, upload
+from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE, list_files, publication, table_file
 from heterps_runtime.checkpoint.readme import receiver_readme
 from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows
-from heterps_runtime.storage import Storage, StorageError
+from heterps_runtime.storage import Storage
 
-__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "InitialRows", "export_model"]
+__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "export_model"]
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
-InitialRows = Callable[[TableRecord, Ids], Array]  # (table, ids (n,)) -> rows (n, dim)
-
 DEFAULT_DENSE_LIMIT_BYTES = 1 << 30  # a table up to this size is exported whole
 _VERSION = 1  # of model.json
 _CHUNK_ROWS = 65_536
-_CHUNK_BYTES = 8 << 20
 _ID_MASK = (1 << ID_BITS) - 1
 _HASHING = {
     "integers": "id modulo num_embeddings, non-negative",
@@ -60,9 +53,8 @@ def export_model(
     manifest: CheckpointManifest,
     output: str | Path,
     *,
-    owner: Ownership,
+    owner: Ownership | None,
     initial_rows: InitialRows,
-    state_dict_names: Mapping[str, str] | None = None,
     dense_limit_bytes: int = DEFAULT_DENSE_LIMIT_BYTES,
     metrics: Mapping[str, Any] | None = None,
 ) -> str:
@@ -74,10 +66,8 @@ def export_model(
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint to export.
         output: a local folder or an address; an older export there is replaced.
-        owner: the run's right to the checkpoints, and to their model.
+        owner: the run's right to the checkpoints, and to their model; None: `output` belongs to no run.
         initial_rows: values of untrained rows. An untrained padding row is zero, as in PyTorch.
-        state_dict_names: name in the user's `state_dict()` -> name of the parameter, buffer or table in the
-            checkpoint. Tied parameters have several names, non-persistent buffers none. Default: equal names.
         dense_limit_bytes: tables larger than this are exported as ids and rows.
         metrics: figures for model.json, such as the held-out AUC.
 
@@ -85,32 +75,20 @@ def export_model(
         DamagedError: the checkpoint does not match its manifest.
         FencedError: another run has taken the checkpoints over; `output` is unchanged.
         StorageError: a file cannot be read or written; a local `output` is unchanged.
-        CheckpointError: a name in `state_dict_names` is not in the checkpoint.
+        CheckpointError: the checkpoint lacks a name of the module's `state_dict()`.
     """
-    owner.check()
+    check = _nothing if owner is None else owner.check
+    check()
     check_checkpoint(storage, manifest.folder)
     target = Storage.open(output, storage.work)
-    if target.local:
-        final = Path(target.address)
-        building = final.with_name(f".{final.name}.exporting")
-    else:
-        building = Path(tempfile.mkdtemp(prefix="heterps-export-"))
-    try:
-        if target.local:
-            recover(final)
-        shutil.rmtree(building, ignore_errors=True)  # of an export that was killed
-        (building / "tables").mkdir(parents=True)
-        export = _Export(storage, manifest, building, initial_rows)
-        export.write(state_dict_names, dense_limit_bytes, metrics or {})
-        if target.local:
-            replace_folder(building, final, storage.work, owner.check)
-        else:
-            upload(building, target, owner.check)
-    except OSError as error:
-        raise StorageError.of("export the model to", target.address, error) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    with publication(target, MODEL_DESCRIPTION, check) as building:
+        (building / "tables").mkdir()
+        _Export(storage, manifest, building, initial_rows).write(dense_limit_bytes, metrics or {})
     return target.address
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Export:
@@ -123,9 +101,11 @@ class _Export:
         self._initial_rows = initial_rows
         self._tables = {table.name: table for table in manifest.tables}
 
-    def write(self, names: Mapping[str, str] | None, dense_limit_bytes: int, metrics: Mapping[str, Any]) -> None:
-        values = self._dense_values()
-        names = {name: name for name in (*values, *self._tables)} if names is None else names
+    def write(self, dense_limit_bytes: int, metrics: Mapping[str, Any]) -> None:
+        buffers = read_dense(self._storage, self._manifest, role="buffers")
+        dense = read_dense(self._storage, self._manifest)
+        values = {name: value for name, value in dense.items() if "::" not in name} | buffers  # no optimizer state
+        names = self._manifest.state_names or {name: name for name in (*values, *self._tables)}
         unknown = sorted(set(names.values()) - set(values) - set(self._tables))
         if unknown:
             raise CheckpointError(f"{self._manifest.folder} holds nothing for {', '.join(unknown)} of the model")
@@ -137,12 +117,7 @@ class _Export:
         by_rows = {name: table for name, table in self._tables.items() if name not in whole}
         tensors = self._write_dense(names, values, whole)
         counts = {name: self._write_rows(table) for name, table in by_rows.items()}
-        self._describe(names, tensors, by_rows, counts, metrics)
-
-    def _dense_values(self) -> dict[str, Array]:
-        dense = read_dense(self._storage, self._manifest)
-        values = {name: value for name, value in dense.items() if "::" not in name}  # without optimizer state
-        return values | read_dense(self._storage, self._manifest, role="buffers")
+        self._describe(names, tensors, [name for name in tensors if names[name] in buffers], by_rows, counts, metrics)
 
     def _write_dense(
         self, names: Mapping[str, str], values: Mapping[str, Array], whole: Mapping[str, TableRecord]
@@ -155,7 +130,7 @@ class _Export:
             elif source in whole:
                 table = whole[source]
                 specs[name] = TensorSpec(np.dtype(table.dtype), (table.num_embeddings, table.dim))
-        arrays = create_tensor_file(self._folder / "model.safetensors", specs)
+        arrays = create_tensor_file(self._folder / TENSORS_FILE, specs)
         first: dict[str, str] = {}  # source -> the first name under which it is written
         for name in specs:
             source = names[name]
@@ -191,7 +166,7 @@ class _Export:
             "ids": TensorSpec(np.dtype(np.int64), (len(ids),)),
             "rows": TensorSpec(np.dtype(table.dtype), (len(ids), table.dim)),
         }
-        arrays = create_tensor_file(self._folder / _table_file(table.name), specs)
+        arrays = create_tensor_file(self._folder / table_file(table.name), specs)
         arrays["ids"][...] = ids
         for block in iterate_rows(self._storage, self._manifest, keep, with_state=False):
             arrays["rows"][np.searchsorted(ids, block.keys & _ID_MASK)] = block.rows
@@ -201,6 +176,7 @@ class _Export:
         self,
         names: Mapping[str, str],
         tensors: Mapping[str, TensorSpec],
+        buffers: Sequence[str],
         by_rows: Mapping[str, TableRecord],
         counts: Mapping[str, int],
         metrics: Mapping[str, Any],
@@ -216,13 +192,13 @@ class _Export:
                 "init": table.init,
             }
             if name in by_rows:
-                entry |= {"form": "rows", "file": _table_file(name), "numRows": counts[name]}
+                entry |= {"form": "rows", "file": table_file(name), "numRows": counts[name]}
             else:
-                entry |= {"form": "dense", "file": "model.safetensors", "numRows": table.num_embeddings}
+                entry |= {"form": "dense", "file": TENSORS_FILE, "numRows": table.num_embeddings}
             tables.append(entry)
         if not by_rows:
             (self._folder / "tables").rmdir()
-        readme = receiver_readme(self._manifest, [(t, _table_file(t.name)) for t in by_rows.values()])
+        readme = receiver_readme(self._manifest, [(t, table_file(t.name)) for t in by_rows.values()])
         (self._folder / "README.md").write_text(readme, encoding="utf-8")
         document = {
             "version": _VERSION,
@@ -236,23 +212,11 @@ class _Export:
             "tensors": [
                 {"name": name, "dtype": str(spec.dtype), "shape": list(spec.shape)} for name, spec in tensors.items()
             ],
+            "buffers": buffers,
             "job": self._manifest.fingerprint,
-            "files": self._list_files(),
+            "files": list_files(self._folder, self._storage.work),
         }
-        (self._folder / DESCRIPTION).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-    def _list_files(self) -> list[dict[str, Any]]:
-        """Name, size and checksum of every file."""
-        listed = []
-        for path in files_below(self._folder):
-            checksum = 0
-            with path.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    checksum = zlib.crc32(chunk, checksum)
-                    self._storage.work.add(len(chunk))
-            name = path.relative_to(self._folder).as_posix()
-            listed.append({"name": name, "bytes": path.stat().st_size, "checksum": f"crc32:{checksum:08x}"})
-        return listed
+        (self._folder / MODEL_DESCRIPTION).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
@@ -261,8 +225,3 @@ def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
         return of_table
 
     return mask
-
-
-def _table_file(name: str) -> str:
-    """Quote a module's name, which may contain any character, for use as a file name."""
-    return f"tables/{quote(name, safe='')}.safetensors"

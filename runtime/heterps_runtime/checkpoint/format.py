@@ -41,6 +41,7 @@ __all__ = [
     "Origin",
     "TensorFile",
     "TensorSpec",
+    "checksum_of",
     "create_tensor_file",
     "specs_of",
     "verify_file",
@@ -258,7 +259,7 @@ def _compare(storage: Storage, name: str, entry: FileEntry, origin: Origin, cont
     if size != entry.bytes:
         raise DamagedError(f"{entry.name} has {size} bytes instead of {entry.bytes}")
     if contents:
-        checksum = _checksum(storage, name, size)
+        checksum = checksum_of(storage, name, size)
         if checksum != entry.checksum:
             raise DamagedError(
                 f"{entry.name} was changed after it was written (checksum {checksum} instead of {entry.checksum})"
@@ -268,7 +269,13 @@ def _compare(storage: Storage, name: str, entry: FileEntry, origin: Origin, cont
             raise DamagedError(f"{entry.name} has the state of {file.origin}, and should have that of {origin}")
 
 
-def _checksum(storage: Storage, name: str, size: int) -> str:
+def checksum_of(storage: Storage, name: str, size: int) -> str:
+    """The checksum of a file of `size` bytes, as descriptions have it.
+
+    Raises:
+        DamagedError: the file is shorter.
+        StorageError: it cannot be read.
+    """
     checksum, remaining = 0, size
     with storage.open_file(name) as stream:
         while remaining:

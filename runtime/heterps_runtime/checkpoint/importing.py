@@ -1,14 +1,14 @@
-"""A model to begin with: the values of another job's checkpoint, as a checkpoint of step 0 of this job.
+"""A model to begin with: the values of another job's checkpoint, or of its exported model, as a checkpoint of step 0.
 
 From then on it is a checkpoint like any other: members restore it at the start, and again if the job fails before its
 next one. Tables and parameters are found by their names; what the other model does not have begins with its initial
-values. The optimizers' state is taken over if the job says so, with the number of steps that it is of: Adam's moments
-are worth nothing without it.
+values, and so do rows that it has never trained. The optimizers' state is taken over if the job says so, with the
+number of steps that it is of: Adam's moments are worth nothing without it. An exported model has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.dense import dense_arrays, read_dense, read_pieces
-from heterps_runtime.checkpoint.errors import ImportedModelError, ShapeError
-from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
-from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, find_latest
+from heterps_runtime.checkpoint.errors import DamagedError, ImportedModelError, ShapeError
+from heterps_runtime.checkpoint.exported import ExportedModel, differ
+from heterps_runtime.checkpoint.format import FileEntry, Origin, TensorFile, write_tensors
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, InitialRows, TableRecord, find_latest
+from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE
 from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows
 from heterps_runtime.checkpoint.rows import row_arrays
 from heterps_runtime.partition.pieces import Place
@@ -35,33 +37,64 @@ _ID_MASK = np.int64((1 << ID_BITS) - 1)
 
 
 def import_values(
-    source: Storage, path: str, target: Storage, folder: str, like: CheckpointManifest, *, with_state: bool
+    source: Storage,
+    path: str,
+    target: Storage,
+    folder: str,
+    like: CheckpointManifest,
+    *,
+    with_state: bool,
+    initial_rows: Callable[[int], InitialRows],
 ) -> CheckpointManifest:
-    """Copy the values of the newest valid checkpoint at a path.
+    """Copy the values of an exported model, or of the newest valid checkpoint at a path.
 
     Args:
-        source: the storage of the other job's checkpoints.
+        source: the storage of the other job's checkpoints, or of its model.
         path: its path or address, for messages.
         target: the storage of this job's checkpoints.
         folder: for the files.
         like: a manifest with this job's settings.
         with_state: take over the optimizers' state, too.
+        initial_rows: the values of rows that a job with this seed has never trained.
 
     Returns:
         The manifest of step 0, not written yet.
 
     Raises:
-        ImportedModelError: there is no valid checkpoint, or its state is of other optimizers.
+        ImportedModelError: there is neither, the model is damaged, or its state is of other optimizers or missing.
         StorageError: a file cannot be read or written.
     """
+    if source.size(MODEL_DESCRIPTION) is not None:
+        if with_state:
+            raise ImportedModelError(
+                f"model.initFrom.optimizerState: Keep needs checkpoints, but {path} is an exported model, which has no "
+                "state of optimizers; use Reset, or name the checkpoint.path of the job that has trained it"
+            )
+        try:
+            return _import_model(ExportedModel(source), path, target, folder, like, initial_rows)
+        except DamagedError as error:
+            raise ImportedModelError(f"model.initFrom.path: {path} cannot be used: {error}; export it again") from error
     manifest, skipped = find_latest(source)
     if manifest is None:
         why = "".join(f"; {name}: {reason}" for name, reason in skipped)
         raise ImportedModelError(
-            f"model.initFrom.path: {path} has no valid checkpoint{why}; name the checkpoint.path of a job that has one"
+            f"model.initFrom.path: {path} has no valid checkpoint and no exported model{why}; name the checkpoint.path "
+            "of a job that has one, or the folder of a model"
         )
     if with_state:
         _check_optimizers(manifest, like)
+    return _import_checkpoint(source, manifest, path, target, folder, like, with_state)
+
+
+def _import_checkpoint(
+    source: Storage,
+    manifest: CheckpointManifest,
+    path: str,
+    target: Storage,
+    folder: str,
+    like: CheckpointManifest,
+    with_state: bool,
+) -> CheckpointManifest:
     entries: list[FileEntry] = []
     kinds = ("group", "candidates") if with_state else ("group",)
     for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid
@@ -88,6 +121,50 @@ def import_values(
         imported_from=f"{path}/{manifest.folder}",
         earlier_steps=manifest.step + manifest.earlier_steps if with_state else 0,
     )
+
+
+def _import_model(
+    model: ExportedModel,
+    path: str,
+    target: Storage,
+    folder: str,
+    like: CheckpointManifest,
+    initial_rows: Callable[[int], InitialRows],
+) -> CheckpointManifest:
+    tables = tuple(
+        TableRecord(index, table.name, table.num_embeddings, table.dim, dict(table.init), table.dtype)
+        for index, table in enumerate(model.tables.values())
+    )
+    draw = initial_rows(model.seed)
+    entries: list[FileEntry] = []
+    for dim, keys, rows, state in _collected(block for table in tables for block in _trained(model, table, draw)):
+        number = len(entries)
+        entries.append(_write(target, folder, f"rows-{number}", row_arrays({dim: (keys, rows, state)}), "rows", number))
+    with TensorFile(model.storage, TENSORS_FILE) as file:
+        values = {name: file.read(name) for name in model.values}
+    buffers = model.buffers
+    for role, names in (("dense", values.keys() - buffers), ("buffers", values.keys() & buffers)):
+        if names:
+            arrays = dense_arrays({name: values[name] for name in sorted(names)}, role)
+            entries.append(_write(target, folder, f"{role}-imported", arrays, role, 0))
+    files = tuple(entries)
+    return replace(like, step=0, tables=tables, files=files, lineage=_START.lineage, folder=folder, imported_from=path)
+
+
+def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> Iterator[RowBlock]:
+    """The rows of a table, without those of a whole one that have their initial values."""
+    table = model.tables[record.name]
+    with model.rows(table) as stored:
+        for start, ids in stored.pieces():
+            rows = stored.at(np.arange(start, start + len(ids)))
+            if rows.shape[1] != record.dim or (ids < 0).any() or (ids >= record.num_embeddings).any():
+                raise DamagedError(
+                    f"{model.storage.address} has other rows of {record.name!r} than its description says"
+                )
+            if table.file is None:
+                trained = differ(rows, draw(record, ids))
+                ids, rows = ids[trained], rows[trained]
+            yield RowBlock(record.dim, (record.index << ID_BITS) | ids, rows, {})
 
 
 def _check_optimizers(theirs: CheckpointManifest, ours: CheckpointManifest) -> None:

@@ -24,9 +24,12 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
@@ -40,6 +43,7 @@ __all__ = [
     "ID_BITS",
     "MANIFEST_NAME",
     "CheckpointManifest",
+    "InitialRows",
     "TableRecord",
     "check_checkpoint",
     "check_sizes",
@@ -89,6 +93,9 @@ class TableRecord:
         return replace(self, min_steps=least, unused_steps=row, candidate_unused_steps=candidate, period=period)
 
 
+InitialRows = Callable[[TableRecord, npt.NDArray[np.int64]], npt.NDArray[Any]]  # (table, ids (n,)) -> rows (n, dim)
+
+
 @dataclass(frozen=True)
 class CheckpointManifest:
     """Everything needed to resume from a checkpoint, or to export its model."""
@@ -109,7 +116,11 @@ class CheckpointManifest:
     folder: str = ""  # the checkpoint's folder in its storage
     layout: str = ""  # what the order of training rows depends on beside their number
     imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
-    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
+    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with, less its skipped steps
+    loss_scale: dict[str, Any] | None = None  # after its step (coordinator/loss_scale.py); None: losses are not scaled
+    # Name in the module's `state_dict()` -> name of the parameter, buffer or table here. Tied parameters have several
+    # names, buffers that are not persistent none. Empty: the names are equal.
+    state_names: dict[str, str] = field(default_factory=dict)
 
     @property
     def origin(self) -> Origin:
@@ -125,7 +136,7 @@ class CheckpointManifest:
 
     @property
     def number(self) -> int:
-        """Number of the last step, as rows have it, with the steps of other jobs before this one."""
+        """Number of the last step that was applied, as rows have it, with the steps of other jobs before this one."""
         return self.earlier_steps + self.step
 
     def ages(self, kind: str) -> Ages:
@@ -157,7 +168,8 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
-        for name in ("layout", "imported_from", "earlier_steps"):  # as written before there were such jobs
+        # As written before there were such jobs.
+        for name in ("layout", "imported_from", "earlier_steps", "loss_scale", "state_names"):
             if not body[name]:
                 del body[name]
         for entry in body["files"]:  # as above

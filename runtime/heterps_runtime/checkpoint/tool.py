@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from heterps_runtime.checkpoint.answering import answer, progress
 from heterps_runtime.checkpoint.comparison import compare
 from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.checkpoint.manifest import (
@@ -23,17 +19,14 @@ from heterps_runtime.checkpoint.manifest import (
 from heterps_runtime.checkpoint.ownership import owner_of
 from heterps_runtime.checkpoint.retention import superseded
 from heterps_runtime.checkpoint.survey import Found, Health, count_rows, named, survey
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from heterps_runtime.errors import UserError
-from heterps_runtime.storage import Storage, StorageError
+from heterps_runtime.storage import Storage
 
 __all__ = ["run_tool"]
 
-_PROGRESS_SECONDS = 2.0
-
 
 def run_tool(options: argparse.Namespace) -> int:
-    """Carry out an action, and print its document: what was found, or `{"error": {"reason", "message"}}`.
+    """Carry out an action, and print what was found (`answering`).
 
     Args:
         options: the action and its arguments; heterps_runtime/__main__.py declares them.
@@ -41,18 +34,7 @@ def run_tool(options: argparse.Namespace) -> int:
     Returns:
         The exit code of a process of the runtime.
     """
-    try:
-        document, code = _act(options), EXIT_OK
-    except (UserError, DamagedError) as error:
-        document, code = _refusal("BadInput", error), EXIT_BAD_INPUT
-    except StorageError as error:
-        document, code = _refusal("StorageError", error), EXIT_FAILED
-    sys.stdout.write(json.dumps(document) + "\n")
-    return code
-
-
-def _refusal(reason: str, error: Exception) -> dict[str, Any]:
-    return {"error": {"reason": reason, "message": str(error)}}
+    return answer(lambda: _act(options))
 
 
 def _act(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +65,7 @@ def _verify(storage: Storage, checkpoint: str | None) -> list[Found]:
     """Look at all checkpoints, or at one, with the contents of all files."""
     only = None if checkpoint is None else [named(storage, checkpoint)]
     size = sum(one.bytes for one in survey(storage, only) if one.health == Health.VALID)
-    with _progress(storage, "verified", size):
+    with progress(storage.work, "verified", size):
         return survey(storage, only, contents=True)
 
 
@@ -123,7 +105,7 @@ def _diff(storage: Storage, before: str | None, after: str | None) -> dict[str, 
         raise UserError(f"{storage.address}: there is no valid checkpoint before {newer}; name one to compare it with")
     one, other = _read(storage, older), _read(storage, newer)
     size = sum(entry.bytes for manifest in (one, other) for entry in manifest.files)
-    with _progress(storage, "compared", size):
+    with progress(storage.work, "compared", size):
         compared = compare(storage, one, other)
     return {
         "before": _identity(one),
@@ -154,7 +136,7 @@ def _number(value: float | None) -> float | None:
 def _prune(storage: Storage, keep: int, dry_run: bool) -> dict[str, Any]:
     found = survey(storage)
     size = next((one.bytes for one in found if one.health is Health.VALID), 0)
-    with _progress(storage, "verified the newest checkpoint:", size):
+    with progress(storage.work, "verified the newest checkpoint:", size):
         newest, skipped = find_latest(storage)
     if newest is None:
         raise UserError(f"{storage.address}: there is no valid checkpoint, so nothing is deleted")
@@ -172,23 +154,3 @@ def _prune(storage: Storage, keep: int, dry_run: bool) -> dict[str, Any]:
         "needed": [one.folder for one in old if not one.whole],
         "bytes": sum(one.bytes for one in old),
     }
-
-
-@contextmanager
-def _progress(storage: Storage, doing: str, size: int) -> Iterator[None]:
-    """Say on stderr from time to time how much is read."""
-    begun, over = storage.work.total, threading.Event()
-
-    def say() -> None:
-        while not over.wait(_PROGRESS_SECONDS):
-            read = storage.work.total - begun
-            sys.stderr.write(f"{doing} {read / 1e9:.1f} of {size / 1e9:.1f} GB\n")
-            sys.stderr.flush()
-
-    thread = threading.Thread(target=say, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

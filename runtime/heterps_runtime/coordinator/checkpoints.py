@@ -110,7 +110,7 @@ class Checkpoints:
         """Drop the steps since the newest valid checkpoint; returns what all members restore."""
         if self.step != progress.committed:
             self._event("RolledBack", f"from step {progress.committed} to {self.step} (checkpoint)", warning=True)
-        progress.rewind(self.step)
+        progress.rewind(self.step, self.latest)
         return Restore(self.step, self.latest.folder if self.latest else None)
 
     def abandon(self, why: str) -> None:

@@ -10,7 +10,6 @@ in one part means for the others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ from heterps_runtime.coordinator.waiting import describe_hang
 from heterps_runtime.processes import work
 from heterps_runtime.wire.messages import (
     Checkpointed,
-    Commit,
     Damaged,
     Done,
     Evaluate,
@@ -108,6 +106,7 @@ class CoordinatorCore:
         if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
         check_plan(plan, self.config.pools, encrypted=self.config.encrypted, replication=self.config.replication)
+        self.progress.use(self.config.in_precision(plan.precision))
         if self.membership.roster is not None:
             return self._rescale(self.membership.roster, plan)
         self.membership.roster = roster = Roster(plan)
@@ -389,14 +388,15 @@ class CoordinatorCore:
                 return
             reports = self.steps.reported(step)
             fault = non_finite(step, reports, self.checkpoints.step if self.checkpoints.latest else None)
-            if fault is not None:
+            if fault is not None and not self.progress.may_skip():
                 self.fail(*fault)
                 return
-            size = self.progress.batch_size(step)
-            self.membership.tell_formed(Commit(self.membership.generation, step, size))
-            loss = math.fsum(r.loss_sum for r in reports.values()) / size
+            generation = self.membership.generation
+            commit = self.progress.commit(generation, reports, self.clock(), skipped=fault is not None)
+            self.membership.tell_formed(commit)
+            if fault is not None:
+                self._event("StepSkipped", f"{fault[1].partition(';')[0]}; the loss scale is {commit.loss_scale:g} now")
             self.steps.committed(step, self.membership.planned)
-            self.progress.commit(loss, self.clock())
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
             self._between_steps()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
@@ -38,7 +38,11 @@ class CheckpointRecord(Protocol):
 
     @property
     def earlier_steps(self) -> int:
-        """Steps of other jobs, whose optimizer state this job has gone on with."""
+        """Steps of other jobs, whose optimizer state this job has gone on with, less the steps that it has skipped."""
+
+    @property
+    def loss_scale(self) -> Mapping[str, Any] | None:
+        """The loss scale after its step, as `LossScale.to_json` writes it; None: the job does not scale losses."""
 
 
 class Effects(Protocol):

@@ -87,6 +87,8 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
         "resumedFromStep": core.resumed_from,
         "loss": progress.loss,
         "lastLoss": progress.last_loss,
+        "lossScale": progress.scale,
+        "skippedSteps": progress.loss_scale.skipped_steps,
         "samplesPerSecond": progress.samples_per_second,
         "meanSamplesPerSecond": progress.mean_samples_per_second(now),
         "secondsTraining": progress.seconds_training(now),
@@ -149,6 +151,10 @@ class JobMetrics:
         yield self._gauge(f"{training}_epoch", "Epoch of the next step, from 0", progress.epoch)
         yield self._gauge(f"{training}_samples", "Samples that are part of the model", progress.samples)
         yield self._gauge(f"{training}_loss", "Mean training loss, smoothed over steps", progress.loss)
+        text = "Factor of the loss before backward; 1 unless the job computes in float16"
+        yield self._gauge(f"{training}_loss_scale", text, progress.scale or 1.0)
+        text = "Steps that changed nothing, as their gradients were not finite in float16"
+        yield self._gauge(f"{training}_skipped_steps", text, progress.loss_scale.skipped_steps)
         text = "Commits by which parameters may be older than the step that reads them"
         yield self._gauge(f"{training}_max_staleness_steps", text, self._config.max_staleness)
         seconds = progress.seconds_training(core.clock())

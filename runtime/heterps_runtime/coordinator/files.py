@@ -26,8 +26,8 @@ from heterps_runtime.checkpoint import (
     take_over,
 )
 from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
-from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, write_manifest
-from heterps_runtime.config import RunConfig
+from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, InitialRows, write_manifest
+from heterps_runtime.config import AUTO, RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
@@ -44,7 +44,7 @@ class JobFiles:
     """Checkpoints and exported model of one job.
 
     Args:
-        config: the job.
+        config: the job; its precision may be chosen later.
 
     Attributes:
         work: bytes read and written.
@@ -70,14 +70,30 @@ class JobFiles:
         manifest, skipped = find_latest(self._storage, contents=False)
         if manifest is None:
             return None, skipped
-        differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
+        config, had = self._config, manifest.fingerprint.get("training.precision")
+        if config.precision == AUTO and had in config.allowed_precisions:  # until the choice is made, each will do
+            config = config.in_precision(had)
+        differences = explain_mismatch(manifest.fingerprint, config.fingerprint())
         if differences:
+            fix = "Use another checkpoint.path, or remove them (heterps run --fresh)."
+            if config.allowed_precisions and had is not None and had != config.precision:
+                fix = f"To go on with them, set training.precision to {had}. {fix}"
             raise UserError(
-                f"checkpoint.path: {self._config.checkpoint_path} holds checkpoints of another job: "
-                + "; ".join(differences)
-                + ". Use another checkpoint.path, or remove them (heterps run --fresh)."
+                f"checkpoint.path: {config.checkpoint_path} holds checkpoints of another job: "
+                f"{'; '.join(differences)}. {fix}"
             )
         return manifest, skipped
+
+    def choose_precision(self, precision: str | None) -> None:
+        """Note the precision that a plan says; None: the job leaves no choice.
+
+        Raises:
+            UserError: the choice is missing, not allowed, or not that of an earlier plan.
+        """
+        chosen = self._config.in_precision(precision)
+        if self._config.precision not in (AUTO, chosen.precision):
+            raise UserError(f"plan.precision: the job computes in {self._config.precision} already, not in {precision}")
+        self._config = chosen
 
     def open(self) -> Found:
         """Take over the checkpoints, then find the newest.
@@ -141,7 +157,13 @@ class JobFiles:
         )
         source = Storage.open(config.init_from, self.work)
         manifest = import_values(
-            source, config.init_from, self._storage, folder, like, with_state=config.keep_optimizer_state
+            source,
+            config.init_from,
+            self._storage,
+            folder,
+            like,
+            with_state=config.keep_optimizer_state,
+            initial_rows=_initial_values,
         )
         write_manifest(self._storage, manifest, self._ownership)
         return manifest
@@ -191,7 +213,9 @@ class JobFiles:
             lineage=barrier.origin.lineage,
             loss=progress["loss"],
             folder=barrier.folder,
-            earlier_steps=self._latest.earlier_steps if self._latest else 0,
+            earlier_steps=progress["earlierSteps"],
+            loss_scale=progress["lossScale"],
+            state_names=model.state_names if model else {},
         )
         try:
             commit(self._storage, manifest, self._config.checkpoint_keep, self._ownership)
@@ -202,28 +226,19 @@ class JobFiles:
         self._latest = manifest
         return manifest
 
-    def export(self, model: Model | None, metrics: Mapping[str, Any]) -> str:
+    def export(self, metrics: Mapping[str, Any]) -> str:
         """Export the model of the newest checkpoint; returns the path or address.
 
         Raises:
             CheckpointError: it cannot be exported, or another run has taken the checkpoints over.
         """
-        # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
-        from heterps_runtime.store.initial import EmbeddingInit, initial_rows
-
         assert self._latest is not None, "a job ends with a checkpoint"
-        init = EmbeddingInit.from_manifest(self._config.embedding_init)
-
-        def draw(table: TableRecord, ids: Any) -> Any:
-            return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
-
         return export_model(
             self._storage,
             self._latest,
             self._config.model_path,
             owner=self._ownership,
-            initial_rows=draw,
-            state_dict_names=model.state_names if model else None,
+            initial_rows=_initial_values(self._latest.seed),
             metrics=metrics,
         )
 
@@ -231,3 +246,10 @@ class JobFiles:
     def _ownership(self) -> Ownership:
         assert self._owner is not None, "no step is committed before the checkpoints are opened"
         return self._owner
+
+
+def _initial_values(seed: int) -> InitialRows:
+    # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
+    from heterps_runtime.exporting import initial_values
+
+    return initial_values(seed)

@@ -9,12 +9,17 @@ from typing import Any
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.effects import CheckpointRecord
+from heterps_runtime.coordinator.loss_scale import LossScale
 from heterps_runtime.partition.batches import Batches
-from heterps_runtime.wire.messages import Done
+from heterps_runtime.wire.messages import Commit, Done
 
 __all__ = ["CHECKPOINT", "Progress", "non_finite"]
 
 CHECKPOINT = "the checkpoint"  # as a source of the number of rows; sorts before the names of workers
+_CHANGED = (
+    "the data must not change during a job: put the files back, and train on new ones in a job of their own, with "
+    "spec.data.trainAfter and spec.model.initFrom"
+)
 _LOSS_SMOOTHING = 0.05
 _RATE_WINDOW_SECONDS = 10.0
 
@@ -25,7 +30,10 @@ class Progress:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.committed = 0
-        self.earlier_steps = 0  # of other jobs, whose optimizer state this job has gone on with
+        # Of other jobs, whose optimizer state this job has gone on with, less the steps that this job has skipped: of
+        # both, the optimizers' state knows nothing by this job's count of steps.
+        self.earlier_steps = 0
+        self.loss_scale = LossScale()
         self.samples = 0
         self.batches: Batches | None = None  # from the checkpoint, or as reported by the first worker
         self._rows_from = ""
@@ -36,6 +44,10 @@ class Progress:
         self._started: float | None = None
         self._seconds = 0.0  # training time of this run, without pauses
         self._samples_this_run = 0
+
+    def use(self, config: RunConfig) -> None:
+        """Note the job in the precision that was chosen for it."""
+        self._config = config
 
     # --- size of the job ----------------------------------------------------------------------------------------------
 
@@ -52,15 +64,12 @@ class Progress:
         """
         if self.num_rows is not None and self.num_rows != rows:
             (first, one), (second, other) = sorted([(self._rows_from, self.num_rows), (source, rows)])
-            return (
-                f"data.train: {one} rows according to {first}, but {other} according to {second}; "
-                "the data must not change during a job"
-            )
+            return f"data.train: {one} rows according to {first}, but {other} according to {second}; {_CHANGED}"
         if self.num_rows is not None and self.layout != layout:
             first, second = sorted([self._rows_from, source])
             return (
                 f"data.train: the files or their row groups according to {first} are others than according to "
-                f"{second}; the data must not change during a job"
+                f"{second}; {_CHANGED}"
             )
         self._rows_from, self.layout = source, layout
         self.batches = Batches(rows, self._config.global_batch_size)
@@ -98,25 +107,53 @@ class Progress:
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
-    def commit(self, loss: float, now: float) -> None:
-        """Note the commit of a step with this mean loss."""
-        size = self.batch_size(self.committed)
+    def may_skip(self) -> bool:
+        """Whether a step whose loss or gradients are not finite is skipped, instead of ending the job."""
+        return self._config.scales_loss and self.loss_scale.can_shrink
+
+    def commit(self, generation: int, reports: Mapping[str, Done], now: float, *, skipped: bool) -> Commit:
+        """Note the commit of a step, or that it is skipped; returns what members are told.
+
+        Args:
+            generation: of the members.
+            reports: by worker.
+            now: monotonic seconds.
+            skipped: its loss or gradients are not finite.
+        """
+        step, size = self.committed, self.batch_size(self.committed)
         self.committed += 1
         self.samples += size
         self._samples_this_run += size
-        self.last_loss = loss
-        self.loss = loss if self.loss is None else self.loss + _LOSS_SMOOTHING * (loss - self.loss)
+        if self._config.scales_loss:
+            used = max(report.loss_scale or 0.0 for report in reports.values())
+            self.loss_scale = self.loss_scale.after(used, finite=not skipped)
+        if skipped:
+            self.earlier_steps -= 1
+        else:
+            self.last_loss = loss = math.fsum(report.loss_sum for report in reports.values()) / size
+            self.loss = loss if self.loss is None else self.loss + _LOSS_SMOOTHING * (loss - self.loss)
         self._commits.append((now, self._samples_this_run))
         while len(self._commits) > 2 and now - self._commits[0][0] > _RATE_WINDOW_SECONDS:
             self._commits.popleft()
+        return Commit(generation, step, size, skipped, self.scale)
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale in force; None: losses are not scaled."""
+        return self.loss_scale.scale if self._config.scales_loss else None
 
     def resume(self, checkpoint: CheckpointRecord | None) -> None:
         """Start from a checkpoint, or from scratch."""
         self.committed, self.samples = (checkpoint.step, checkpoint.samples) if checkpoint else (0, 0)
-        self.earlier_steps = checkpoint.earlier_steps if checkpoint else 0
+        self._take_scale(checkpoint)
 
-    def rewind(self, step: int) -> None:
-        """Go back to a checkpoint; samples of dropped steps do not count."""
+    def _take_scale(self, checkpoint: CheckpointRecord | None) -> None:
+        self.earlier_steps = checkpoint.earlier_steps if checkpoint else 0
+        self.loss_scale = LossScale.from_json(checkpoint.loss_scale if checkpoint else None)
+
+    def rewind(self, step: int, checkpoint: CheckpointRecord | None) -> None:
+        """Go back to a step, that of a checkpoint or the first; samples of dropped steps do not count."""
+        self._take_scale(checkpoint)
         if self.batches is not None and step < self.committed:
             dropped = sum(self.batch_size(s) for s in range(step, self.committed))
             self.samples -= dropped
@@ -162,6 +199,8 @@ class Progress:
             "samples": self.samples,
             "numRows": self.num_rows,
             "layout": self.layout,
+            "earlierSteps": self.earlier_steps,
+            "lossScale": self.loss_scale.to_json() if self._config.scales_loss else None,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
         }
 

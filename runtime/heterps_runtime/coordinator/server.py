@@ -265,9 +265,9 @@ class CoordinatorServer:
 
     def export(self) -> None:
         """See `Effects.export`."""
-        model, metrics = self._model, dict(self.core.evaluation.results or {})
+        metrics = dict(self.core.evaluation.results or {})
         self._in_background(
-            lambda: self._files.export(model, metrics),
+            lambda: self._files.export(metrics),
             self.core.exported,
             lambda error: self.core.fail("ExportFailed", str(error)),
         )
@@ -376,6 +376,7 @@ class CoordinatorServer:
         if revision < self._plan_revision:  # from a controller that has lost the job to another
             text = f"plan: revision {revision} is older than {self._plan_revision}, which is carried out"
             return web.json_response({"error": text}, status=409)
+        self._files.choose_precision(plan.precision)
         self.core.set_plan(plan)
         self._plan_revision = revision
         return web.json_response({})

@@ -72,7 +72,7 @@ class FileList:
 
 
 def find_files(spec: DataSpec, split: Split) -> FileList:
-    """List the files of a split.
+    """List the files of a split; of training data, those that `trainAfter` and `trainThrough` leave.
 
     Names with a `.` or `_` at the start (markers, partial files) are skipped, of folders too.
 
@@ -103,7 +103,42 @@ def find_files(spec: DataSpec, split: Split) -> FileList:
             files.append(SourceFile(f.path, f.size, f.mtime_ns, _partition(parts[:-1])))
     if not files:
         raise DataError(f"{field_name}: the folder {location} has no files")
-    return FileList(field_name, location, filesystem, tuple(sorted(files, key=lambda f: f.path)))
+    files.sort(key=lambda f: f.path)
+    if split == "train":
+        files = _selected(files, root, spec)
+    return FileList(field_name, location, filesystem, tuple(files))
+
+
+def _selected(files: list[SourceFile], root: str, spec: DataSpec) -> list[SourceFile]:
+    """The files after `trainAfter` and up to `trainThrough`, of those of the training data, by path.
+
+    Raises:
+        DataError: there is no such file or folder, or no file between the two.
+    """
+    start = 0 if spec.train_after is None else _end_of(spec.train_after, "trainAfter", files, root, spec.train)
+    stop = len(files)
+    if spec.train_through is not None:
+        stop = _end_of(spec.train_through, "trainThrough", files, root, spec.train)
+    if start < stop:
+        return files[start:stop]
+    bound = "" if spec.train_through is None else f" and up to {spec.train_through!r} (spec.data.trainThrough)"
+    raise DataError(
+        f"spec.data.trainAfter: {spec.train} has no file after {spec.train_after!r}{bound}, in the order of paths; add "
+        "the new data first, or correct the fields"
+    )
+
+
+def _end_of(name: str, field_name: str, files: list[SourceFile], root: str, location: str) -> int:
+    """The number of files up to a file, or up to the last one in a folder and below; both by their path in `root`."""
+    names = [file.path[len(root) :].strip("/") for file in files]
+    wanted = name.strip("/")
+    there = [n for n, other in enumerate(names) if wanted and (other == wanted or other.startswith(f"{wanted}/"))]
+    if not there:
+        raise DataError(
+            f"spec.data.{field_name}: {location} has no file or folder {name!r} with data; name one by its path below "
+            f"spec.data.train, such as {names[-1]!r}, or leave the field out"
+        )
+    return there[-1] + 1
 
 
 def _resolve(field_name: str, location: str) -> tuple[Any, str]:

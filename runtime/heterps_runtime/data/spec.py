@@ -103,6 +103,8 @@ class DataSpec:
     cache_max_bytes: int
     access: Access = "Cached"
     window_rows: int = 1 << 20  # Streamed: rows that the batches of a time are drawn from
+    train_after: str | None = None  # file or folder below `train`: only files after it, by path, are trained on
+    train_through: str | None = None  # and only files up to this one
 
     def __post_init__(self) -> None:
         """Check names; raises DataError."""
@@ -210,6 +212,8 @@ class DataSpec:
             cache_max_bytes=parse_bytes(cache["maxBytes"], "spec.data.cache.maxBytes"),
             access=data.get("access", "Cached"),
             window_rows=data.get("windowRows", 1 << 20),
+            train_after=data.get("trainAfter"),
+            train_through=data.get("trainThrough"),
         )
 
     def location(self, split: Split) -> str:

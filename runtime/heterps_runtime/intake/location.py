@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.abspath(sysconfig.get_paths()["stdlib"]) + os.sep
 
 
+@cache  # asked for each frame of each operation that is traced
 def _is_users(filename: str) -> bool:
     if filename.startswith("<"):
         return False

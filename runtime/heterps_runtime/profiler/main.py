@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, PATH_PROFILES
+from heterps_runtime.contract import ENV_CONFIG, PATH_PROFILES, PROFILE_VERSION
 from heterps_runtime.errors import UserError
 from heterps_runtime.processes.process import log
 from heterps_runtime.profiler.rehearsal import Rehearsal, RehearsalError
@@ -16,6 +19,8 @@ from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
 
 __all__ = ["run_profiler"]
+
+Say = Callable[[str], None]
 
 
 def run_profiler(config: RunConfig, pool: str) -> None:
@@ -36,11 +41,10 @@ def run_profiler(config: RunConfig, pool: str) -> None:
         if pool not in config.pools:
             raise UserError(f"--pool: no pool named {pool!r}; there are {sorted(config.pools)}")
         document = json.loads(Path(os.environ[ENV_CONFIG]).read_text())
-        with Rehearsal(document, pool) as rehearsal:
-            # Importing torch takes seconds, during which the rehearsal's coordinator starts.
-            from heterps_runtime.profiler.measure import measure_pool
-
-            profile = measure_pool(config, pool, rehearsal, say, link)
+        if config.allowed_precisions:
+            profile = _measure_precisions(config, document, pool, say, link)
+        else:
+            profile = _measure(document, pool, say, link)
         credentials.request("PUT", f"{PATH_PROFILES}/{quote(pool)}", profile)
         say(f"profile of pool {pool} delivered")
     except Exception as error:
@@ -50,3 +54,50 @@ def run_profiler(config: RunConfig, pool: str) -> None:
         raise
     finally:
         link.close()
+
+
+def _measure(document: dict[str, Any], pool: str, say: Say, link: ControlLink) -> dict[str, Any]:
+    """Measure a pool in the one precision of a run configuration."""
+    with Rehearsal(document, pool) as rehearsal:
+        # Importing torch takes seconds, during which the rehearsal's coordinator starts.
+        from heterps_runtime.profiler.measure import measure_pool
+
+        return measure_pool(RunConfig.from_json(document), pool, rehearsal, say, link)
+
+
+def _measure_precisions(
+    config: RunConfig, document: dict[str, Any], pool: str, say: Say, link: ControlLink
+) -> dict[str, Any]:
+    """Measure a pool in each precision that the job allows, one after the other."""
+    measured: dict[str, dict[str, Any]] = {}
+    for precision in config.allowed_precisions:
+        twin = _twin(config, pool, precision, measured)
+        if twin is not None:
+            say(f"pool {pool} computes {precision} as {twin}")
+            measured[precision] = measured[twin]
+            continue
+        say(f"profiling pool {pool} in {precision}")
+        profile = _measure(_in_precision(document, precision), pool, say, link)
+        # What a worker takes before it computes can only be seen before this process has computed.
+        memory = next(iter(measured.values()), profile)["memory"]
+        measured[precision] = profile | {"memory": memory}
+    return {"version": PROFILE_VERSION, "precisions": measured}
+
+
+def _twin(config: RunConfig, pool: str, precision: str, measured: Collection[str]) -> str | None:
+    """A measured precision that the pool's device computes in the same way."""
+    if not measured:
+        return None
+    from heterps_runtime.worker.model import arithmetic, choose_device
+
+    device = choose_device(config.pools[pool], 0)
+    return next((one for one in measured if arithmetic(one, device) == arithmetic(precision, device)), None)
+
+
+def _in_precision(document: dict[str, Any], precision: str) -> dict[str, Any]:
+    """The run configuration of a job that computes in this precision."""
+    changed = copy.deepcopy(document)
+    training = changed["job"]["spec"]["training"]
+    training["precision"] = precision
+    del training["allowedPrecisions"]
+    return changed

@@ -202,6 +202,10 @@ class ParameterServer(Member):
             self._join_again(f"{order.op} of step {order.step}, but this server is at step {self._shard.committed}")
             return
         match order:
+            case Commit(skipped=True):
+                for shard in self._shards.values():
+                    shard.skip(order.step)
+                self._release()
             case Commit():
                 # Workers can compute once they have the dense parameters, so these are sent before rows are updated.
                 self._shard.commit_dense(order.step, order.batch_size)

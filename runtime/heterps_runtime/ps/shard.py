@@ -105,7 +105,7 @@ class Shard:
 
         Args:
             num_servers: of the generation.
-            earlier_steps: steps before this job's first that the optimizers' state is of.
+            earlier_steps: steps before this job's first that the optimizers' state is of, less the skipped ones.
         """
         self._pushes.clear()
         self._num_servers, self._earlier_steps = num_servers, earlier_steps
@@ -324,8 +324,16 @@ class Shard:
         self.committed = step + 1
         return {name: counts for store in self.stores.values() for name, counts in store.take_moved().items()}
 
+    def skip(self, step: int) -> None:
+        """Drop the gradients of a step that changes nothing; it counts as committed."""
+        if step != self.committed:
+            raise TransientError(f"step {step} is skipped, but this server is at step {self.committed}")
+        self._pushes.pop(step, None)
+        self.committed = self.dense_committed = step + 1
+        self._earlier_steps -= 1
+
     def _number(self, step: int) -> int:
-        """Number of a step for the optimizers, from 1, with those that their state had before this job."""
+        """Number of a step for the optimizers, from 1: of those that were applied, and of those before this job."""
         return self._earlier_steps + step + 1
 
     # --- copies for other servers -------------------------------------------------------------------------------------

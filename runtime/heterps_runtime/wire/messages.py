@@ -145,6 +145,7 @@ class Done(Message):
     loss_sum: float  # over this worker's samples; 0 except in the last stage
     finite: bool  # whether its gradients are finite
     figures: dict[str, float]  # seconds per activity since the last report
+    loss_scale: float | None = None  # by which the mean loss was multiplied; None: it was not, or there are no samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,8 @@ class Generation(Message):
     servers: tuple[str, ...]  # addresses, by index
     allocation: Allocation
     restore: Restore | None  # None: members keep their state
-    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with
+    earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with, less its skipped steps
+    loss_scale: float | None = None  # of steps that begin before a commit says another; None: losses are not scaled
     missing: tuple[int, ...] = ()  # indices of servers without that state, which copy it from others
 
 
@@ -231,12 +233,14 @@ class Go(Message):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Message):
-    """A step becomes part of the model."""
+    """A step becomes part of the model, or is skipped: then the model stays as it is, and the step counts as done."""
 
     op: ClassVar[str] = "commit"
     generation: int
     step: int
     batch_size: int  # samples of the step's global batch
+    skipped: bool = False  # its gradients are not finite
+    loss_scale: float | None = None  # after this step; None: losses are not scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +450,7 @@ class Backward(Message):
     step: int
     index: int
     gradients: dict[str, Array]
+    loss_scale: float | None = None  # of the mean loss that they are gradients of; None: they are of the sum of losses
 
 
 # --- all links --------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ _HEARTBEAT_MILLISECONDS = 3_000
 _HANDSHAKE_MILLISECONDS = 10_000
 _MOST_REFUSED = 1000  # addresses that are logged
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_POLLIN = int(zmq.POLLIN)  # with an enumeration, `&` takes as long as the look itself
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 
 
@@ -130,7 +131,7 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message has arrived: a tenth of the price of a poll, or of an attempt that fails."""
     events = socket.getsockopt(zmq.EVENTS)
     assert isinstance(events, int)
-    return bool(events & zmq.POLLIN)
+    return bool(events & _POLLIN)
 
 
 class Connection:

@@ -130,6 +130,7 @@ class GenerationSetup:
             num_stages=len(announced.plan.stages),
             committed=announced.committed,
             total=announced.total,
+            loss_scale=announced.loss_scale,
             schedule=Schedule(
                 Batches(announced.num_rows, self._config.global_batch_size),
                 (announced.allocation,),

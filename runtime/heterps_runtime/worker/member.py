@@ -197,7 +197,7 @@ class WorkerMember(Member):
                 self._link.status = "running"
                 engine.start()
             case Commit():
-                engine.commit(order.step, order.batch_size)
+                engine.commit(order)
             case NewAllocation():
                 engine.allocate(order.allocation)
             case Checkpoint():

@@ -15,7 +15,7 @@ from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
 
-__all__ = ["UserModel", "Workload", "choose_device", "set_precision"]
+__all__ = ["UserModel", "Workload", "arithmetic", "choose_device", "set_precision"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,21 +37,28 @@ def choose_device(pool: PoolConfig, index: int) -> torch.device:
     return torch.device(wanted, index % max(1, count))
 
 
+def arithmetic(precision: str, device: torch.device) -> str:
+    """The precision in which a device computes a job of `precision`: fp32 for tf32, if it has no TF32."""
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "fp32" if precision == "tf32" and not has_tf32 else precision
+
+
 def set_precision(config: RunConfig, device: torch.device) -> None:
     """Choose the device's arithmetic for products of float32; log if it has no instructions for the job's precision."""
     # torch's own default rounds the inputs of convolutions to TF32, and those of other products not.
-    short = config.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = short
-    torch.backends.cudnn.allow_tf32 = short
-    if short and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+    rounds = config.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = rounds
+    torch.backends.cudnn.allow_tf32 = rounds
+    if arithmetic(config.precision, device) != config.precision:
         log(f"training.precision tf32: the {device.type} device here has no TF32, so it computes in fp32")
     if config.product_dtype_name is None:
         return
     if device.type == "cpu":
-        known = torch.cpu.get_capabilities()
-        native = known.get("architecture") != "x86_64" or known.get("avx512_bf16") or known.get("amx_bf16")
+        known, short = torch.cpu.get_capabilities(), config.precision
+        native = known.get("architecture") != "x86_64" or known.get(f"avx512_{short}") or known.get(f"amx_{short}")
     else:
-        native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        emulated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        native = config.precision == "fp16" or not emulated
     if not native:
         log(
             f"training.precision {config.precision}: the {device.type} device here has no instructions for "

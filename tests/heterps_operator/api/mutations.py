@@ -67,6 +67,8 @@ FULL_JOB: Json = {
         "data": {
             "format": "parquet",
             "train": "s3://bucket/train/",
+            "trainAfter": "day=2024-05-31",
+            "trainThrough": "day=2024-06-30",
             "evaluation": "s3://bucket/test/",
             "label": "late",
             "dense": ["distance"],
@@ -85,7 +87,8 @@ FULL_JOB: Json = {
             "epochs": 1,
             "consistency": "hybrid",
             "maxStaleness": 4,
-            "precision": "fp32",
+            "precision": "Auto",
+            "allowedPrecisions": ["bf16"],
             "optimizer": {
                 "dense": {"name": "adam", "learningRate": _DECIMAL, "beta1": _DECIMAL, "beta2": _DECIMAL,
                           "epsilon": _DECIMAL, "weightDecay": _DECIMAL},
@@ -148,6 +151,7 @@ FULL_JOB: Json = {
 FULL = (FULL_POOL, FULL_JOB)
 # Together these would break a rule; a field of another object below replaces them.
 LEFT_OUT = {
+    "spec.deviceClassName",
     "spec.code.configMap",
     "spec.code.archive",
     "spec.code.configMap.name",

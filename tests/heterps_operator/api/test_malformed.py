@@ -32,8 +32,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",
         "job.yaml:9: DevicePool v100: spec.dollars: is not a field (found \"2.42\"); remove it, or use one of "
-        "deviceType, resourceName, torchDevice, unitsPerPod, memoryPerUnit, maxUnits, namespaces, autoscaled, "
-        "pricePerUnitHour, priceFrom, spot, nodeSelector, tolerations"]),
+        "deviceType, resourceName, deviceClassName, torchDevice, unitsPerPod, memoryPerUnit, maxUnits, namespaces, "
+        "autoscaled, pricePerUnitHour, priceFrom, spot, nodeSelector, tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
     ("  pools:", "  podTemplates: {all: {containers: []}}\n  pools:", [

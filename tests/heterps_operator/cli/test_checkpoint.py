@@ -148,6 +148,7 @@ def test_without_a_valid_one_nothing_is_deleted(storage: Storage, capsys: Any) -
     assert storage.folders() == ["step-000000020.1-00000000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

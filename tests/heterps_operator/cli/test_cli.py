@@ -154,6 +154,31 @@ def test_profile_writes_a_problem_that_plan_takes(
     assert "profile of accelerator, cpu: taken from an earlier run" in capsys.readouterr().out
 
 
+def test_every_allowed_precision_is_measured_shown_and_planned(
+    job_file: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(job_file.parent)
+    allowed = "globalBatchSize: 512\n    precision: Auto\n    allowedPrecisions: [bf16, fp64]"
+    job_file.write_text(job_file.read_text().replace("globalBatchSize: 512", allowed))
+    assert main(["profile", "job.yaml", "--to", "p.json"], programs) == 0
+    out = capsys.readouterr().out
+    assert "warning: profile of pool cpu in bf16: layer mlp varies by 7 %" in out
+    assert "bf16: one batch of 512 samples" in out
+    assert "fp64: one batch of 512 samples" in out
+    assert set(json.loads(Path("p.json").read_text())["precisions"]) == {"fp64", "bf16"}
+    for arguments in (("--problem", "p.json"), ("job.yaml", "--profile", "p.json"), ("job.yaml",)):
+        assert main(["plan", *arguments, "--output", "json"], programs) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["precision"] == "bf16"
+        assert [one["name"] for one in found["precisions"]] == ["fp64", "bf16"]
+    assert main(["plan", "--problem", "p.json", "--output", "json"]) == 0
+    chosen = json.loads(capsys.readouterr().out)["cost"]
+    monkeypatch.setattr("heterps_operator.cli.plans.compare.METHODS", ("optimal", "greedy"))
+    assert main(["plan", "--problem", "p.json", "--compare", "--output", "json"]) == 0
+    methods = {one["method"]: one["cost"] for one in json.loads(capsys.readouterr().out)["methods"]}
+    assert methods["optimal"] == pytest.approx(chosen), "all methods plan the problem of the chosen precision"
+
+
 def test_a_profiler_that_cannot_work_ends_the_command_with_its_words(
     job_file: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -43,6 +43,43 @@ def table(capsys: Any, *arguments: str, code: int = 0) -> str:
     return text
 
 
+def faster(share: float) -> dict[str, Any]:
+    """The problem with layers that take this share of the time."""
+    problem = document()
+    for layer in problem["layers"]:
+        for times in filter(None, layer["pools"].values()):
+            times["computeSeconds"] *= share
+    return problem
+
+
+def test_a_problem_of_several_precisions_is_planned_in_each(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "ads.json"
+    file.write_text(json.dumps({"version": 1, "precisions": {"fp32": document(), "bf16": faster(0.5)}}))
+    page = tmp_path / "plan.html"
+    result = answer(capsys, "--problem", str(file), "--html", str(page))
+    alone = {name: tmp_path / f"{name}.json" for name in ("fp32", "bf16")}
+    alone["fp32"].write_text(json.dumps(document()))
+    alone["bf16"].write_text(json.dumps(faster(0.5)))
+    plans = {name: answer(capsys, "--problem", str(path)) for name, path in alone.items()}
+    assert plans["bf16"]["cost"] < plans["fp32"]["cost"]
+    assert (result["precision"], result["stages"]) == ("bf16", plans["bf16"]["stages"])
+    assert [(one["name"], one["cost"]) for one in result["precisions"]] == [
+        ("fp32", plans["fp32"]["cost"]), ("bf16", plans["bf16"]["cost"]),
+    ]  # fmt: skip
+    assert "precision" not in plans["bf16"]
+    assert "bf16 is the choice: fp32 costs $" in " ".join(table(capsys, "--problem", str(file)).split())
+    assert "bf16 is the choice: fp32 costs $" in page.read_text()
+    dearer = ("--problem", str(file), "--what-if", "gpu.pricePerUnitHour=100")
+    assert answer(capsys, *dearer)["whatIf"]["precision"] == "bf16"
+
+
+def test_jobs_that_share_pools_need_a_problem_of_one_precision(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "several.json"
+    file.write_text(json.dumps({"version": 1, "precisions": {"fp32": document()}}))
+    assert main(["plan", "--problem", problem_file, "--problem", str(file)]) == 2
+    assert "is of several precisions (fp32); plan it alone" in capsys.readouterr().err
+
+
 def test_a_what_if_shows_both_plans_and_the_saving(problem_file: str, capsys: Any) -> None:
     arguments = ("--problem", problem_file, "--what-if", "gpu.pricePerUnitHour=1", "--what-if", "gpu.maxUnits=9")
     result = answer(capsys, *arguments)

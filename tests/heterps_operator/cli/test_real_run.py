@@ -58,6 +58,31 @@ def test_an_undisturbed_run_gives_the_model_that_plain_pytorch_trains(
     assert_same_model(model(trained[0]), expected)
 
 
+def test_processes_compute_in_the_precision_that_the_planner_has_chosen_and_a_resumed_run_keeps_it(
+    expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Only fp64 is allowed, so that the choice is known: it is not what processes compute in without one."""
+    job = RealJob(
+        tmp_path / "job",
+        profiled=False,
+        checkpoint__everySteps=10_000,
+        training__precision="Auto",
+        training__allowedPrecisions=["fp64"],
+    )
+    process = job.start("run", "job.yaml", "--output", "json")
+    job.await_step(process, 30)
+    os.killpg(process.pid, signal.SIGINT)
+    stopped = job.finish(process)
+    assert stopped.code == 130, stopped.text
+    ended = job.run("--output", "json")
+    assert ended.code == 0, ended.text
+    for report in (stopped.report(), ended.report()):
+        assert report["precision"]["name"] == "fp64"
+        assert report["precision"]["reason"].startswith("fp64 is the choice: fp64 costs $")
+    assert ended.report()["progress"]["resumedFromStep"] >= 30
+    assert_same_model(model(job), expected)
+
+
 def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result]) -> None:
     job, result = trained
     report = result.report()

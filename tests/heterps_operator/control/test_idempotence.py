@@ -117,6 +117,7 @@ def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[obje
 # --- on a cluster -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_at_no_state_of_a_jobs_life_does_a_second_look_or_another_operator_do_anything(
     seed: int, tmp_path: Path

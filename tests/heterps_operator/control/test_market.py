@@ -145,6 +145,7 @@ def test_a_small_change_asks_nothing() -> None:
     assert world.status.prices["gpu"] == "0.104"
 
 
+@pytest.mark.slow
 def test_a_price_that_goes_back_takes_the_offer_away() -> None:
     world = following()
     world.status = Status.from_json({**world.status.to_json(), "start_seconds": 36_000.0})

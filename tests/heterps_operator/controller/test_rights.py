@@ -21,6 +21,8 @@ from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.controller.stores.devices import DeviceStores
+from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import ApiError, _resource
 from heterps_operator.kubernetes.building.workloads import LABEL_PRIORITY
 from heterps_operator.kubernetes.names import object_path, workload_path
@@ -45,6 +47,7 @@ Rights = set[tuple[str, str]]
 # kopf's watches list and watch (controller/watches.py), the reflector lists.
 WATCHED = {(verb, kind) for verb in ("list", "watch") for kind in ("heterpsjobs", "pods")}
 WATCHED_IN_THE_CLUSTER = {(verb, kind) for verb in ("list", "watch") for kind in ("devicepools", "nodes")}
+WATCHED_DEVICES = {("watch", kind) for kind in ("deviceclasses", "resourceslices", "resourceclaims")}
 # For the API server's admission plug-in, which asks for it where an object's owner reference blocks its deletion.
 FOR_ADMISSION = {("update", "heterpsjobs/finalizers")}
 VERBS = {"apply": ("create", "patch")}  # server-side apply needs both
@@ -196,6 +199,33 @@ def test_events_about_objects_of_the_cluster_need_what_their_role_grants(life: L
         recorder.run(threading.Event())
     assert all("/namespaces/default/" in path for _, path in life.server.requests)
     assert used(life.server) == rules_of("events")
+
+
+def test_device_classes_need_what_their_rules_grant(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only with dynamicResourceAllocation.enabled: reading the claims of all namespaces is no small right."""
+    spec = life.pools[1]["spec"]
+    del spec["resourceName"]
+    spec["deviceClassName"] = "gpu.example.com"
+    life.cluster = life.make_cluster()
+    life.cluster.devices = DeviceStores()
+    life.operator = life.controller()
+    life.train()
+    monkeypatch.setattr(life.server, "each", lambda path, label_selector="": life.server.list(path)[0])
+    Supervisor(life.cluster).reflector.synchronize()
+    of_devices = {right for right in used(life.server) if right[1].startswith(("deviceclass", "resource"))}
+    needed = of_devices | WATCHED_DEVICES
+    assert needed == granted("deviceJobRules") | granted("deviceClusterRules")
+    assert needed.isdisjoint(granted("jobRules", "clusterRules"))
+
+
+@pytest.mark.parametrize("name", ["clusterrole.yaml", "roles.yaml"])
+def test_rights_on_devices_are_granted_only_where_they_are_asked_for(name: str) -> None:
+    lines = [line.strip() for line in HELPERS.with_name(name).read_text().splitlines()]
+    places = [number for number, line in enumerate(lines) if "heterps.device" in line]
+    assert len(places) == {"clusterrole.yaml": 3, "roles.yaml": 1}[name]
+    for number in places:
+        assert "Values.dynamicResourceAllocation.enabled" in lines[number - 1]
+        assert lines[number + 1] == "{{- end }}"
 
 
 def test_no_other_group_of_events_is_needed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import tempfile
 import threading
@@ -18,8 +19,10 @@ from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.cli import operator as operator_module
 from heterps_operator.controller import reflector as reflector_module
 from heterps_operator.controller import supervisor as supervisor_module
+from heterps_operator.controller.capacity.devices import DeviceCounter
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.stores.devices import KINDS, DeviceStores
 from heterps_operator.controller.stores.objects import ObjectStore, key_of
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
@@ -28,8 +31,9 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_text
-from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.readable import CLAIM, DEVICE_CLASS, JOB, NODE, POD, POOL, SLICE, check
 from heterps_operator.measure.metrics import OperatorMetrics
+from tests.heterps_operator.helpers.devices import card_node, card_pool
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner, stranger
 from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, SECONDS, Server
 from tests.heterps_operator.helpers.mutants import GOOD, mutants, node, pool
@@ -159,12 +163,26 @@ def read_job(item: Json) -> None:
         JobController(cluster, key_of(kept), lambda: None).turn()
 
 
-READ = {POD: read_pod, NODE: read_node, POOL: read_pool, JOB: read_job}
+def read_device(kind: str, item: Json) -> None:
+    stores = DeviceStores(served=True)
+    for each in KINDS:
+        stores.of(each).put(item if each == kind else GOOD[each]())
+    counted = DeviceCounter(stores).count(card_pool(), [card_node("n")], {})
+    assert counted is not None
+    pool_status(card_pool(), pool_capacity(card_pool(), [card_node("n")], None, counted), 1, price_of(pool()), now=NOW)
+    stores.of(kind).remove(item)
+
+
+READ = {POD: read_pod, NODE: read_node, POOL: read_pool, JOB: read_job} | {
+    kind: functools.partial(read_device, kind) for kind in KINDS
+}
 # Wrong values elsewhere are not read, or make another valid object.
-LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (500, 50), JOB: (150, 300)}
+LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (500, 50), JOB: (150, 300)} | {
+    DEVICE_CLASS: (150, 25), SLICE: (800, 200), CLAIM: (300, 100)
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
+@pytest.mark.parametrize("kind", GOOD)
 def test_what_is_let_in_can_be_read_to_its_end(kind: str) -> None:
     check(kind, GOOD[kind]())
     refused = taken = 0

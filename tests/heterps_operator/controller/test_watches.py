@@ -61,6 +61,23 @@ def test_pools_and_nodes_are_watched_only_with_rights_in_the_cluster(
     assert watched == {"heterpsjobs", "pods"} | ({"devicepools", "nodes"} if cluster_scoped else set())
 
 
+@pytest.mark.parametrize("devices", [True, False])
+def test_devices_are_watched_only_when_asked_for(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, devices: bool
+) -> None:
+    stop, watched = threading.Event(), set[tuple[Any, ...]]()
+
+    async def run(**options: Any) -> None:
+        selectors = [handler.selector for handler in options["registry"]._watching.get_all_handlers()]
+        watched.update((s.group, s.version, s.plural or s.any_name) for s in selectors if s.group == "resource.k8s.io")
+        stop.set()
+
+    monkeypatch.setattr(kopf, "operator", run)
+    watches.watch(supervisor.reflector, stop, namespaces=(), devices=devices, login=server)
+    kinds = ("deviceclasses", "resourceslices", "resourceclaims") if devices else ()
+    assert watched == {("resource.k8s.io", "v1", kind) for kind in kinds}
+
+
 def test_watches_that_fail_again_and_again_end_the_operator(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ TOKEN = os.environ["HETERPS_TOKEN"]
 CHECKPOINT = WORK / "checkpoints" / "fake.json"
 BATCH = CONFIG["job"]["spec"]["training"]["globalBatchSize"]
 ROWS = 10_000
+SPEEDS = {"fp64": 0.5, "fp32": 1.0, "bf16": 2.0}  # by precision
 
 
 def log(message: str) -> None:
@@ -271,7 +272,19 @@ def member(name: str) -> int:
 def profile(pool: str) -> int:
     if SCENARIO.get("slowProfile"):
         threading.Event().wait()
-    speed = 1.0 if pool == "cpu" else 4.0
+    allowed = CONFIG["job"]["spec"]["training"].get("allowedPrecisions")
+    document = measured(pool, 1.0)
+    if allowed:
+        document = {"version": 1, "precisions": {name: measured(pool, SPEEDS[name]) for name in allowed}}
+    die = SCENARIO.get("die", {}).get(f"profile-{pool}")
+    if die is not None:
+        maybe_die(f"profile-{pool}", die)
+    call("PUT", f"/v1/profiles/{pool}", document)
+    return 0
+
+
+def measured(pool: str, precision_speed: float) -> dict[str, Any]:
+    speed = (1.0 if pool == "cpu" else 4.0) * precision_speed
     layers = [
         {
             "name": name, "kind": "Linear", "inputBytes": 64, "weightBytes": 1e4, "computeSeconds": 0.01 / speed,
@@ -284,15 +297,10 @@ def profile(pool: str) -> int:
     ]  # fmt: skip
     stage = {"stageSeconds": 0.001, "stageFixedSeconds": 0.0005, "stageParallelFraction": 0.1,
              "stageProcessorSeconds": 0.002}  # fmt: skip
-    document = {
+    return {
         "version": 1, "batchSize": BATCH, "layers": layers, "stage": stage, "samples": ROWS, "measured": {"pool": pool},
         "remeasured": 0, "warnings": ["layer mlp varies by 7 %"] if pool == "cpu" else [],
     }  # fmt: skip
-    die = SCENARIO.get("die", {}).get(f"profile-{pool}")
-    if die is not None:
-        maybe_die(f"profile-{pool}", die)
-    call("PUT", f"/v1/profiles/{pool}", document)
-    return 0
 
 
 def main() -> int:
@@ -304,6 +312,7 @@ def main() -> int:
     parser.add_argument("--index", type=int)
     parser.add_argument("--stage", type=int)
     parser.add_argument("--pool")
+    parser.add_argument("--precision")
     options = parser.parse_args()
     match options.role:
         case "coordinator":

@@ -78,7 +78,7 @@ class Coordinator:
     def take(self, action: Action) -> None:
         """Execute a request; repeating it has no effect."""
         match action:
-            case SubmitPlan(plan, _):
+            case SubmitPlan(plan):
                 known = {member["name"]: member for member in self.members}
                 self.members = [known.get(m["name"], m) for m in Values.make_members(plan)]
                 self.phase = "Starting" if self.phase == "Profiling" else self.phase

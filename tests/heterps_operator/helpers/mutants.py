@@ -7,7 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL
+from heterps_operator.kubernetes.reading.readable import CLAIM, DEVICE_CLASS, JOB, NODE, POD, POOL, SLICE
+from tests.heterps_operator.helpers.devices import make_claim, make_class, make_device, make_slice
 from tests.heterps_operator.helpers.documents import (
     CPU_WORKER,
     NOW,
@@ -48,6 +49,7 @@ def pod() -> Json:
     made["spec"]["initContainers"] = [{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}]
     made["spec"] |= {"overhead": {"cpu": "1m"}, "resources": {"requests": {"cpu": "5"}}}
     made["spec"]["schedulingGates"] = [{"name": "x"}]
+    made["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimTemplateName": "x"}]
     made["status"]["conditions"] = [condition("Ready", "False"), condition("PodScheduled", "True")]
     made["status"]["initContainerStatuses"] = terminated(1, message="x")
     made["status"]["containerStatuses"] = [*running(), *waiting("ContainerCreating", "x", "sidecar")]
@@ -76,7 +78,35 @@ def job() -> Json:
     return made
 
 
-GOOD = {POD: pod, NODE: node, POOL: pool, JOB: job}
+def device_class() -> Json:
+    """Return a DeviceClass whose selector asks for every kind of attribute."""
+    own = 'device.attributes["gpu.example.com"]'
+    memory = 'device.capacity["gpu.example.com"].memory.isGreaterThan(quantity("1Gi"))'
+    newer = f'{own}.driverVersion.isGreaterThan(semver("1.0.0"))'
+    return make_class(f'{own}.model == "x" && {own}.cores > 1 && {own}.ecc && {newer} && {memory}')
+
+
+def resource_slice() -> Json:
+    """Return the slice of a node with devices of every kind, of which one fulfils the selectors of `device_class`."""
+    taint = {"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": stamp(NOW)}
+    cards = [
+        make_device("gpu-0", capacity={"memory": {"value": "80Gi"}}),
+        make_device("gpu-1", taints=[taint], consumesCounters=[{"counterSet": "x"}], allowMultipleAllocations=True),
+    ]
+    for card in cards:
+        more = {"cores": {"int": 9}, "ecc": {"bool": True}, "driverVersion": {"version": "1.2.3"}}
+        card["attributes"] |= more
+    return make_slice("n", cards)
+
+
+def claim() -> Json:
+    """Return the claim of a pod with a device of `resource_slice`."""
+    return make_claim("pod-uid", "n", "gpu-0", adminAccess=False)
+
+
+GOOD = {
+    POD: pod, NODE: node, POOL: pool, JOB: job, DEVICE_CLASS: device_class, SLICE: resource_slice, CLAIM: claim,
+}  # fmt: skip
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:

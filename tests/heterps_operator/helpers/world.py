@@ -206,7 +206,7 @@ class World:
                 assert not self.planning
                 self.planning = True
                 self.outcome = None
-            case SubmitPlan(plan, _):
+            case SubmitPlan(plan):
                 assert self.document is not None
                 self.accepted.add(action.request)
                 if self.document["phase"] == "Profiling":

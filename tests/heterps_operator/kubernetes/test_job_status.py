@@ -57,6 +57,29 @@ def test_many_prices_are_cut_to_those_that_cost_most() -> None:
     assert spot["cost"] == "5050.000000"
 
 
+def test_the_chosen_precision_is_shown_with_what_the_others_would_cost() -> None:
+    candidates = [
+        {"name": "fp64", "message": "no plan reaches 90,000 samples/s"},
+        {"name": "fp32", "throughput": 25_000.0, "costPerHour": 1.8, "cost": 0.02},
+        {"name": "bf16", "throughput": 50_000.0, "costPerHour": 1.8, "cost": 0.01},
+    ]
+    plan = JobPlan.from_json({**PLAN, "precision": "bf16", "precisions": candidates})
+    assert "precision" not in shown(World().planned())
+    planned = replace(World().planned().status, plan=plan)  # not carried out yet
+    kept = replace(planned, plan=JobPlan.from_json(PLAN), precision=plan.precision)  # and later replanned
+    for status in (planned, kept):
+        assert shown(World(status=status))["precision"] == {
+            "name": "bf16",
+            "candidates": [
+                {"name": "fp64", "message": "no plan reaches 90,000 samples/s"},
+                {"name": "fp32", "costPerMillionSamples": "0.020000", "costPerHour": "1.8000",
+                 "predictedSamplesPerSecond": "25000.0"},
+                {"name": "bf16", "costPerMillionSamples": "0.010000", "costPerHour": "1.8000",
+                 "predictedSamplesPerSecond": "50000.0"},
+            ],
+        }  # fmt: skip
+
+
 def test_workers_are_counted() -> None:
     found = shown(World().training())
     assert (found["workers"]["desired"], found["workers"]["ready"], found["workers"]["notReady"]) == (3, 3, [])

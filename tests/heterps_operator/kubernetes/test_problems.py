@@ -47,6 +47,13 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
         unschedulable("0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient cpu.", GPU_WORKER), 0,
         "Unschedulable", ("pool v100 has no node with enough cpu and nvidia.com/gpu left",),
     ),
+    "no device": (
+        unschedulable(
+            "0/3 nodes are available: 1 cannot allocate all claims, 2 node(s) didn't match affinity/selector. "
+            "no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful.", GPU_WORKER
+        ), 0, "Unschedulable",
+        ("affinity/selector); no node of pool v100 has a free device of its DeviceClass: see the ResourceClaims",),
+    ),
     "no room for the coordinator": (
         unschedulable("0/1 nodes are available: 1 Insufficient memory.", COORDINATOR), 0,
         "Unschedulable", ("coordinator fits no node", "the cluster has no node with enough memory left"),
@@ -245,6 +252,10 @@ REFUSALS: dict[str, tuple[ApiError, str, str]] = {
         ApiError(403, "Forbidden", 'User "system:serviceaccount:a:b" cannot create resource "pods" in API group ""'),
         "Forbidden", "Helm chart",
     ),
+    "claims": (
+        ApiError(403, "Forbidden", 'User "a" cannot get resource "resourceclaimtemplates" in API group "x"'),
+        "Forbidden", "dynamicResourceAllocation.enabled=true",
+    ),
     "no image": (
         ApiError(422, "Invalid", 'Pod "x" is invalid: spec.containers[0].image: Required value'),
         "InvalidPod", "spec.image",
@@ -286,4 +297,4 @@ def test_only_a_lack_of_room_is_called_crowded() -> None:
     """Another plan can help then, and in no other case."""
     problems = {name: pod_problem(pod, NOW + age) for name, (pod, age, *_) in CASES.items()}
     crowded = {name for name, problem in problems.items() if problem is not None and problem.crowded}
-    assert crowded == {"no room", "no cards", "no room for the coordinator"}
+    assert crowded == {"no room", "no cards", "no device", "no room for the coordinator"}

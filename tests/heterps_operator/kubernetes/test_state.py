@@ -29,6 +29,7 @@ def memory() -> dict[str, str]:
     return StoredState(full_status(), Bill(), (view,), (1,), job()["spec"]).to_data()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(memory()))
 def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
     data = memory()

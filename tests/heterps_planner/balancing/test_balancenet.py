@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heterps_planner.balancing import NodeMetrics, Worker, divide, divide_optimal, finish_time
-from heterps_planner.balancing.balancenet import algorithm_1, equation_5
+from heterps_planner.balancing.balancenet import algorithm_1
 from heterps_planner.errors import ProblemError
 
 B = 256
@@ -25,22 +25,6 @@ def test_identical_nodes_get_85_samples_each_however_many_they_are(n: int) -> No
     assert sizes == [85] * n
     ratios = {1: 0.33, 2: 0.66, 4: 1.33, 8: 2.66, 16: 5.31, 64: 21.25}
     assert sum(sizes) / B == pytest.approx(ratios[n], abs=0.005)
-
-
-@pytest.mark.parametrize("n", [2, 4, 8, 16, 64])
-def test_equation_5_gives_identical_nodes_twice_what_algorithm_1_gives(n: int) -> None:
-    latency = [[float(i != j) for j in range(n)] for i in range(n)]
-    sizes = equation_5(alike(n), alike(n), latency, B)
-    assert sizes == [170] * n
-    if n == 64:
-        assert sum(sizes) / B == 42.5
-
-
-def test_equation_5_gives_a_node_that_is_near_to_all_but_one_many_times_the_batch() -> None:
-    n = 30
-    latency = [[float(i != j) for j in range(n)] for i in range(n)]
-    latency[0] = [0.0] * (n - 1) + [1.0]
-    assert equation_5(alike(n), alike(n), latency, B)[0] == n * B // 3
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -139,18 +123,4 @@ def test_what_the_rule_divides_by_must_not_be_zero(
 ) -> None:
     with pytest.raises(ProblemError) as caught:
         algorithm_1(operations, memory, latency, base)
-    assert caught.value.path == path
-
-
-@pytest.mark.parametrize(
-    ("latency", "path"),
-    [
-        ([[0.0, 1.0]], "balancing.networkLatency"),
-        ([[0.0, 1.0], [0.0, 0.0]], "balancing.networkLatency[1]"),
-        ([[0.0, 1.0], [math.inf, 0.0]], "balancing.networkLatency[1][0]"),
-    ],
-)
-def test_equation_5_needs_a_latency_between_any_two_nodes(latency: list[list[float]], path: str) -> None:
-    with pytest.raises(ProblemError) as caught:
-        equation_5([1.0, 1.0], [1.0, 1.0], latency, B)
     assert caught.value.path == path

@@ -106,20 +106,6 @@ def test_workers_that_come_and_go_keep_the_others_balanced() -> None:
     assert run.num_changes <= 12
 
 
-def test_a_batch_that_does_not_fit_is_not_tried_twice() -> None:
-    small = SimulatedWorker("small", 0.01, 0.001, fits=150)
-    scenario = Scenario(
-        (small, SimulatedWorker("b", 0.01, 0.004), SimulatedWorker("c", 0.01, 0.004)), 384, 100, restart_seconds=5.0
-    )
-    controller = BatchController(384)
-    run = simulate(scenario, controller, 0)
-    assert run.num_out_of_memory <= 5
-    assert controller.most["small"] <= 150
-    assert run.seconds[-50:].sum() < 1.1 * run.clairvoyant_seconds[-50:].sum()
-    again = simulate(scenario, controller, 1)
-    assert again.num_out_of_memory == 0
-
-
 def test_a_simulation_is_the_same_for_the_same_seed() -> None:
     scenario = dataclasses.replace(unequal(0), num_steps=60)
     first, second, other = (simulate(scenario, BatchController(scenario.total), seed) for seed in (1, 1, 2))
@@ -189,12 +175,6 @@ def test_a_worker_that_leaves_or_joins_gets_the_batch_divided_at_once() -> None:
     assert controller.decide({"a": (200, 0.2), "c": (0, 0.01)}) is None
     # A new worker has no estimate: it counts as average.
     assert controller.decide({"a": (150, 0.2), "c": (0, 0.01)}) == {"a": 100, "c": 100}
-
-
-def test_memory_caps_are_kept() -> None:
-    controller = BatchController(200, most={"a": 120})
-    decisions = [controller.decide({"a": (100, 0.1), "b": (100, 0.8)}) for _ in range(3)]
-    assert decisions[-1] == {"a": 120, "b": 80}
 
 
 @pytest.mark.parametrize("policy", ["equal", "random"])

@@ -21,7 +21,7 @@ from heterps_planner.search.limits import fastest, shadow_prices
 from heterps_planner.search.path import Stage, cheapest_paths, relax
 from heterps_planner.search.points import Choice, Points, least_rate, search_prices
 from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
-from heterps_planner.search.sweep import cheapest_at, minimise
+from heterps_planner.search.sweep import SearchOptions, cheapest_at, minimise
 from tests.heterps_planner.helpers.problems import (
     random_problem,
     small_problem,
@@ -249,7 +249,7 @@ def test_a_search_that_is_stopped_still_gives_a_valid_bound() -> None:
             num_calls += 1
             return num_calls > patience
 
-        stopped = minimise(segments, should_stop=should_stop)
+        stopped = minimise(segments, SearchOptions(should_stop=should_stop))
         assert 0.5 * optimum.rate <= stopped.bound <= optimum.rate * (1 + 1e-9)
         assert stopped.rate >= optimum.rate * (1 - 1e-9)
         assert not stopped.finished or stopped.rate == pytest.approx(optimum.rate, rel=1e-9)
@@ -262,7 +262,7 @@ def test_a_search_that_was_never_begun_gives_a_valid_bound_that_says_something()
         problem = small_problem(7000 + seed, with_rough_floor)
         problem = [problem, with_memory(rng, problem), with_tables(rng, problem)][seed % 3]
         segments = build_segments(problem)
-        optimum, bound = minimise(segments).rate, minimise(segments, should_stop=lambda: True).bound
+        optimum, bound = minimise(segments).rate, minimise(segments, SearchOptions(should_stop=lambda: True)).bound
         assert bound <= optimum * (1 + 1e-9), seed
         assert bound > 0, seed
         if math.isfinite(optimum):
@@ -293,7 +293,7 @@ def test_a_label_search_asks_for_the_time_again_and_again() -> None:
 def test_a_permitted_gap_is_kept(eps: float) -> None:
     for seed in range(20):
         segments = build_segments(with_floor(random_problem(np.random.default_rng(seed), 8, 3), 0.5))
-        optimum, rough = minimise(segments), minimise(segments, eps=eps)
+        optimum, rough = minimise(segments), minimise(segments, SearchOptions(eps=eps))
         assert rough.bound <= optimum.rate * (1 + 1e-9)
         assert rough.rate <= optimum.rate * (1 + eps) * (1 + 1e-9)
 
@@ -381,7 +381,7 @@ def test_halved_intervals_lead_to_the_same_optimum(seed: int, monkeypatch: pytes
 
 def test_a_bound_of_the_rest_uses_the_prices_within_it() -> None:
     segments = build_segments(small_problem(1, with_rough_floor))
-    state = sweep._Sweep(segments, math.inf, 0.0, lambda: False)
+    state = sweep._Sweep(segments, SearchOptions())
     state.seen = [(1.0, 10.0), (1.5, 30.0)]
     # At least 10 $/h below 1.5 samples/s, and 30 from there on.
     assert state.bounds_of([(1.0, 3.0, 10.0)]) == [max(min(10 / 1.5, 30 / 3), least_rate(segments, state.price))]

@@ -19,7 +19,7 @@ from heterps_planner.plans.frontier import frontier
 from heterps_planner.scenarios.joint import plan_together
 from heterps_planner.search import labels, path, points, sweep
 from heterps_planner.search.limits import shadow_prices
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.sweep import SearchOptions, minimise
 from tests.heterps_planner.helpers.problems import random_problem, with_rough_floor
 
 # A path at one throughput, or a batch of schedules. Bound, shadow prices and the reasons of a refusal take a few.
@@ -159,7 +159,7 @@ def test_a_large_problem_ends_at_its_limit_with_a_plan_and_its_bound(looks: int)
         left -= 1
         return left < 0
 
-    optimum, found = minimise(segments), minimise(segments, should_stop=should_stop)
+    optimum, found = minimise(segments), minimise(segments, SearchOptions(should_stop=should_stop))
     assert optimum.bound == optimum.rate
     assert found.bound <= optimum.rate * (1 + 1e-9) <= found.rate * (1 + 2e-9)
     assert found.bound > 0.5 * optimum.rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ class Job:
 
 def export(job: Job, output: str | Path, **options: Any) -> str:
     manifest = options.pop("manifest", job.manifest)
+    manifest = replace(manifest, state_names=options.pop("state_names", {}))
     return export_model(job.storage, manifest, output, owner=job.owner, initial_rows=initial_rows, **options)
 
 
@@ -143,7 +145,7 @@ def test_the_model_loads_into_the_users_module_strictly(job: Job, tmp_path: Path
     path = export(
         job,
         out,
-        state_dict_names=job.names,
+        state_names=job.names,
         metrics={"auc": 0.71},
     )
     namespace: dict[str, Any] = {}
@@ -162,7 +164,7 @@ def test_the_receivers_readme_can_be_followed_to_the_letter(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model"
-    export(job, out, state_dict_names=job.names)
+    export(job, out, state_names=job.names)
     [code] = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     monkeypatch.syspath_prepend(tmp_path / "shop")
@@ -275,7 +277,7 @@ def test_a_name_that_the_checkpoint_does_not_hold_is_an_error(job: Job, tmp_path
         export(
             job,
             tmp_path / "model",
-            state_dict_names=names,
+            state_names=names,
         )
     assert not (tmp_path / "model").exists()
 

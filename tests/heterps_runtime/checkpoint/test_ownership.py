@@ -21,7 +21,7 @@ from heterps_runtime.checkpoint import (
     new_folder,
     take_over,
 )
-from heterps_runtime.checkpoint.publishing import upload
+from heterps_runtime.checkpoint.publishing import publication
 from heterps_runtime.checkpoint.retention import retain
 from heterps_runtime.storage import Chunk
 from tests.heterps_runtime.helpers.checkpoint_samples import Array, make_manifest, write_checkpoint, write_state
@@ -121,22 +121,23 @@ def test_a_fenced_run_replaces_no_model(storage: Storage, tmp_path: Path, moment
         (3, {"a": b"new", "b": b"new"}),
     ],
 )
-def test_a_run_that_is_fenced_while_it_uploads_a_model_stops_there(
-    granted: int, left: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_run_that_is_fenced_while_it_uploads_a_model_stops_there(granted: int, left: dict[str, bytes]) -> None:
     target = Storage(pafs._MockFileSystem(), "model", "mock://model")
     for name in ("a", "model.json"):
         target.write_atomic(name, b"old")
-    for name in ("a", "b", "model.json"):
-        (tmp_path / name).write_bytes(b"new")
     checks = iter([None] * granted)
 
     def check() -> None:
         if next(checks, FencedError) is FencedError:
             raise FencedError("another run has taken over")
 
+    def publish() -> None:
+        with publication(target, "model.json", check) as folder:
+            for name in ("a", "b", "model.json"):
+                (folder / name).write_bytes(b"new")
+
     with pytest.raises(FencedError):
-        upload(tmp_path, target, check)
+        publish()
     assert {name: target.read(name) for name in target.files()} == left
 
 

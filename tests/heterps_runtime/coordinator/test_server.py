@@ -27,10 +27,13 @@ from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, TOKEN, Threaded
 
 
 class Plans:
-    """Records the plans that a coordinator takes."""
+    """Records the plans that a coordinator takes, of a job that leaves no choice of the precision."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
+
+    def choose_precision(self, precision: str | None) -> None:
+        assert precision is None
 
     def set_plan(self, plan: PlanDocument) -> None:
         self.taken.append(plan.stages[0].pods)
@@ -39,7 +42,7 @@ class Plans:
 def test_a_plan_of_an_older_revision_is_refused() -> None:
     server = object.__new__(CoordinatorServer)
     server._security, server._plan_revision = LinkSecurity("token", encrypted=False), 0
-    server.core = plans = Plans()  # type: ignore[assignment]
+    server.core = server._files = plans = Plans()  # type: ignore[assignment]
 
     async def ask() -> list[int]:
         codes = []

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy.stats import rankdata
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.data import DataSpec, open_dataset
@@ -162,6 +161,8 @@ def test_the_model_and_the_prediction_do_not_import_heterps() -> None:
 
 
 def test_the_examples_auc_is_exact(example: Any) -> None:
+    from scipy.stats import rankdata  # half a second, which only the process that runs this test pays
+
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 50, 2000).astype(np.float32)  # with ties
     labels = (rng.random(2000) < 0.3).astype(np.int8)

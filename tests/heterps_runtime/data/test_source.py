@@ -73,6 +73,79 @@ def test_a_folder_is_read_in_the_order_of_its_paths_without_markers(tmp_path: Pa
     check_contents(make_spec(tmp_path, tmp_path / "train"), 30)
 
 
+def write_days(folder: Path, rows: int = 10) -> None:
+    """Days of rows, whose folders are in another order by path than a prefix of their names suggests."""
+    whole = pa.table(columns(4 * rows))
+    for number, name in enumerate(("day=1-extra/part-0", "day=1/part-0", "day=1/part-1", "day=2/part-0")):
+        part = whole.slice(number * rows, rows)
+        write_parquet(folder / f"{name}.parquet", {n: part[n] for n in part.column_names})
+
+
+@pytest.mark.parametrize("access", ["Cached", "Streamed"])
+@pytest.mark.parametrize(
+    ("after", "through", "expected"),
+    [
+        (None, None, range(40)),
+        ("day=1", None, range(30, 40)),
+        ("/day=1/", None, range(30, 40)),
+        ("day=1-extra", None, range(10, 40)),
+        ("day=1/part-0.parquet", None, range(20, 40)),
+        (None, "day=1", range(30)),
+        (None, "day=1/part-0.parquet", range(20)),
+        ("day=1-extra", "day=1", range(10, 30)),
+    ],
+)
+def test_only_files_between_two_are_trained_on(
+    tmp_path: Path, access: str, after: str | None, through: str | None, expected: range
+) -> None:
+    write_days(tmp_path / "train")
+    bounds = {key: value for key, value in (("trainAfter", after), ("trainThrough", through)) if value is not None}
+    spec = make_spec(tmp_path, tmp_path / "train", access=access, evaluation=str(tmp_path / "train"), **bounds)
+    found = open_dataset(spec, "train")
+    assert found.num_rows == len(expected)
+    if access == "Cached":
+        rows = found.batch(np.arange(len(expected)), ["dense"])["dense"]
+        assert rows[:, 0].tolist() == [columns(40)["distance"][row] for row in expected]
+    assert open_dataset(spec, "evaluation").num_rows == 40, "the fields are for the training data"
+
+
+def test_files_that_are_added_after_the_last_one_change_nothing(tmp_path: Path) -> None:
+    write_days(tmp_path / "train")
+    for access in ("Cached", "Streamed"):
+        spec = make_spec(tmp_path, tmp_path / "train", access=access, trainThrough="day=2")
+        before = open_dataset(spec, "train")
+        write_parquet(tmp_path / "train" / "day=3" / f"{access}.parquet", columns(5))
+        after = open_dataset(spec, "train")
+        assert (after.num_rows, after.layout) == (before.num_rows, before.layout)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"trainAfter": "day=7"},
+            r"trainAfter: .*train has no file or folder 'day=7' with data; .*such as 'day=2/part-0",
+        ),
+        ({"trainAfter": "day"}, r"trainAfter: .*train has no file or folder 'day' with data"),
+        ({"trainThrough": "/"}, r"trainThrough: .*train has no file or folder '/' with data"),
+        (
+            {"trainAfter": "day=2"},
+            r"trainAfter: .*train has no file after 'day=2', in the order of paths; add the new data",
+        ),
+        (
+            {"trainAfter": "day=1", "trainThrough": "day=1-extra"},
+            r"has no file after 'day=1' and up to 'day=1-extra' \(spec.data.trainThrough\), in the order of paths",
+        ),
+    ],
+)
+def test_bounds_that_leave_no_file_are_refused_by_the_field(
+    tmp_path: Path, fields: dict[str, str], message: str
+) -> None:
+    write_days(tmp_path / "train")
+    with pytest.raises(DataError, match=message):
+        open_dataset(make_spec(tmp_path, tmp_path / "train", **fields), "train")
+
+
 def test_rows_of_many_batches_and_row_groups_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "BATCH_ROWS", 7)
     check_contents(make_spec(tmp_path, write_parquet(tmp_path / "a.parquet", columns(50), row_group_size=20)), 50)

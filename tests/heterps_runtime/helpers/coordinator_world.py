@@ -43,6 +43,7 @@ class Record:
     num_rows: int = ROWS
     layout: str = ""
     earlier_steps: int = 0
+    loss_scale: dict[str, Any] | None = None
 
 
 class World:
@@ -58,13 +59,14 @@ class World:
             "steps": TOTAL,
             "epochs": None,
             "checkpoint_every": EVERY,
+            "precision": "fp32",
             "hang_timeout_seconds": HANG,
             "replication": 1,
             **config,
         }
         self.config = RunConfig(
             name="job", entrypoint="m:build", arguments={}, loss="l:loss", embedding_init={}, data={},
-            global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1, precision="fp32",
+            global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1,
             wire_precision="full", spill=None, encrypted=False, checkpoint_path="/c", checkpoint_keep=3,
             checkpoint_increments=True, pools=pools,
             work_directory=Path("/w"), model_path="/w/model", python_path=(), namespace="", **settings,
@@ -168,9 +170,11 @@ class World:
         assert self.core.membership.running
         return self
 
-    def done(self, name: str, step: int | None = None, loss: float = 1.0, finite: bool = True) -> None:
+    def done(
+        self, name: str, step: int | None = None, loss: float = 1.0, finite: bool = True, scale: float | None = None
+    ) -> None:
         step = self.core.progress.committed if step is None else step
-        self.say(name, Done(self.core.membership.generation, step, loss, finite, {"step": 1.0}))
+        self.say(name, Done(self.core.membership.generation, step, loss, finite, {"step": 1.0}, scale))
 
     def pass_time(self, seconds: float, *speaking: str) -> None:
         """Time goes by, with a tick and a pulse of each of these members every half second."""

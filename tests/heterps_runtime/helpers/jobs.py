@@ -220,8 +220,8 @@ def counting_configuration(
     return document
 
 
-def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
-    """A plan of (pool, last layer, workers) per stage."""
+def plan_document(stages: Sequence[Stage], servers: int, precision: str | None = None) -> dict[str, Any]:
+    """A plan of (pool, last layer, workers) per stage; `precision`: its choice for a job that leaves one."""
     documents, first = [], 0
     for i, (pool, last, workers) in enumerate(stages):
         documents.append(
@@ -236,7 +236,8 @@ def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
             }
         )
         first = last + 1
-    return {"stages": documents, "parameterServer": {"pool": "cpu", "replicas": servers, "units": servers}}
+    chosen = {} if precision is None else {"precision": precision}
+    return {"stages": documents, "parameterServer": {"pool": "cpu", "replicas": servers, "units": servers}, **chosen}
 
 
 def on_loopback(process: str) -> str:
@@ -301,11 +302,17 @@ class ThreadedJob:
         thread.start()
 
     def start(
-        self, stages: Sequence[Stage], servers: int, as_process: str | None = None, program: Sequence[str] = PROGRAM
+        self,
+        stages: Sequence[Stage],
+        servers: int,
+        as_process: str | None = None,
+        program: Sequence[str] = PROGRAM,
+        precision: str | None = None,
     ) -> MemberProcess | None:
         """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned."""
+        self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers, precision))
+        self.config = self.config.in_precision(precision)
         self._compile()
-        self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
         names = [f"ps-{i}" for i in range(servers)]
         names += [f"worker-{i}-{w}" for i, (_, _, workers) in enumerate(stages) for w in range(workers)]
         for name in names:

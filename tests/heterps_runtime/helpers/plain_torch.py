@@ -65,7 +65,11 @@ def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
 
 
 def train(
-    config: RunConfig, dtype: torch.dtype, order: RowOrder | None = None, pieces: Pieces | None = None
+    config: RunConfig,
+    dtype: torch.dtype,
+    order: RowOrder | None = None,
+    pieces: Pieces | None = None,
+    scaling: dict[str, Any] | None = None,
 ) -> dict[str, Array]:
     """Train as the job would, step by step; returns the final state dict.
 
@@ -74,15 +78,22 @@ def train(
         dtype: to compute in.
         order: of the samples; without it, the job's.
         pieces: see `states`.
+        scaling: arguments of GradScaler, for float16.
     """
-    *_, last = states(config, dtype, order, pieces)
+    *_, last = states(config, dtype, order, pieces, scaling)
     return last
 
 
 def states(
-    config: RunConfig, dtype: torch.dtype, order: RowOrder | None = None, pieces: Pieces | None = None
+    config: RunConfig,
+    dtype: torch.dtype,
+    order: RowOrder | None = None,
+    pieces: Pieces | None = None,
+    scaling: dict[str, Any] | None = None,
 ) -> Iterator[dict[str, Array]]:
     """Train as the job would; yields the state dict, which is not copied, before the first and after every step.
+
+    In float16, the loss is scaled by torch's own GradScaler, and a step that it skips changes nothing at all.
 
     `pieces` divides a batch. Each piece normalises by itself, from the buffers that the step began with, and a buffer
     changes by the mean of the pieces' changes, weighted by their samples.
@@ -107,6 +118,8 @@ def states(
     sizes = rows_by_feature(tables)
     state = {n: t.detach().numpy() for n, t in module.state_dict().items()}
     yield state
+    scaler = torch.amp.GradScaler("cpu", enabled=config.precision == "fp16", **(scaling or {}))
+    unscaled = torch.optim.SGD(module.parameters(), 0.0)  # so that it sees all gradients; it changes none
     for step in range(total):
         size = order.batches.size(step)
         arrays = data.train.batch(order.rows(step, 0, size), features)
@@ -125,9 +138,17 @@ def states(
             with short_products(config):
                 logits = module(**part)
             loss = loss_sum(logits.to(dtype), label[start:stop]) / size
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, buffer in buffers.items():
                 sums[name] += buffer * (stop - start)
+        scaler.unscale_(unscaled)
+        scaler.step(unscaled)
+        scaler.update()
+        if scaler.is_enabled() and not all(p.grad is None or p.grad.isfinite().all() for p in module.parameters()):
+            for name, buffer in buffers.items():
+                buffer.copy_(begun[name])
+            yield state
+            continue
         for name, buffer in buffers.items():
             buffer.copy_(sums[name] / size)
         dense_optimizer.step()

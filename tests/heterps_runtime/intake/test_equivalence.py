@@ -33,6 +33,7 @@ def _ways_to_cut(num_layers: int) -> list[tuple[int, ...]]:
     return ways if len(ways) <= _MOST_CUTS else ways[:1] + random.Random(7).sample(ways[1:], _MOST_CUTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_way_to_cut_gives_the_same_logits_and_gradients(name: str) -> None:
     torch.manual_seed(1)

@@ -45,5 +45,8 @@ def distance(precision: str, folder: Path, **training: Any) -> float:
 
 def test_fp32_rounds_nothing_and_tf32_does(tmp_path: Path) -> None:
     sgd = {"name": "sgd", "learningRate": "0.2"}
-    exact, short = (distance(p, tmp_path, optimizer={"dense": sgd, "sparse": sgd}) for p in ("fp32", "tf32"))
+    exact, short, half = (
+        distance(precision, tmp_path, optimizer={"dense": sgd, "sparse": sgd}) for precision in ("fp32", "tf32", "fp16")
+    )
     assert exact < 1e-5 < short < 1e-2
+    assert 1e-5 < half < 1e-2

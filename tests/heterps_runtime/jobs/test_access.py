@@ -52,6 +52,7 @@ def plain(folder: Path) -> dict[str, Any]:
     return train(RunConfig.from_json(document(folder / "plain")), torch.float64)
 
 
+@pytest.mark.slow
 def test_a_job_trains_what_plain_pytorch_trains_with_the_same_rules(folder: Path, plain: dict[str, Any]) -> None:
     """On any plan; and it says how many rows came and went."""
     plans: list[tuple[list[Stage], int]] = [(ONE, 1), (TWO, 3), ([("cpu", 3, 1), ("card", LAST, 2)], 2)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import FINAL_PHASES, PATH_STOP, JobPhase
+from tests.heterps_runtime.helpers.gate import Gate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -89,7 +93,12 @@ def test_a_job_begins_with_the_model_of_another(model: str, stages: list[Stage],
     ],
 )
 def test_a_job_goes_on_with_the_optimizers_of_another(
-    model: str, optimizer: str, before: list[Stage], after: list[Stage], folder: Path
+    model: str,
+    optimizer: str,
+    before: list[Stage],
+    after: list[Stage],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two jobs of an epoch, the second with the state of the first, train the model of one job of both."""
     steps = 10  # of an epoch
@@ -99,10 +108,13 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     second = configuration(folder / f"day-2-{optimizer}", model, optimizer=optimizers, steps=steps)
     path = str(Path(first["workDirectory"]) / "checkpoints")
     second["job"]["spec"]["model"]["initFrom"] = {"path": path, "optimizerState": "Keep"}
+    gate = Gate(monkeypatch, first_step=5)
+    gate.open.clear()
     job = ThreadedJob(second)
     job.start(after, 3)
     job.wait(lambda status: status["committedSteps"] >= 3)
     job.credentials.request("POST", PATH_STOP)  # it goes on from a checkpoint of its own
+    gate.open.set()
     stopped = job.wait()
     job.close()
     assert stopped["committedSteps"] < steps
@@ -112,6 +124,40 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     both = configuration(folder / f"both-{optimizer}", model, optimizer=optimizers, steps=2 * steps)
     expected = train(RunConfig.from_json(both), torch.float64, Again(RunConfig.from_json(both), steps))
     assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.parametrize("access", ["Cached", "Streamed"])
+def test_a_job_goes_on_with_the_days_that_were_added_to_a_folder(access: str, folder: Path) -> None:
+    """It trains what a job trains whose folder has these days only."""
+    work = folder / f"days-{access}"
+    like = configuration(work / "first", epochs=2, steps=None)
+    days = pq.read_table(like["job"]["spec"]["data"]["train"])
+
+    def add(place: str, *numbers: int) -> None:
+        for number in numbers:
+            (work / place / f"day={number}").mkdir(parents=True)
+            pq.write_table(days.slice(60 * number, 60), work / place / f"day={number}" / "part-0.parquet")
+
+    def run(name: str, place: str, begin: dict[str, str], **bounds: str) -> dict[str, Any]:
+        document = configuration(work / name, epochs=2, steps=None)
+        document["job"]["spec"]["data"] |= {"train": str(work / place), "access": access, "windowRows": 50, **bounds}
+        document["job"]["spec"]["model"] |= {"initFrom": begin} if begin else {}
+        status = run_job(document, [("cpu", 10, 2)], 2)
+        assert status["numRows"] == 120
+        return trained_model(status)
+
+    add("all", 0, 1)
+    first = run("first", "all", {}, trainThrough="day=1")
+    add("all", 2, 3, 4)
+    again = run("first", "all", {}, trainThrough="day=1")  # it has ended, and its files are the same
+    add("new", 2, 3)
+    begin = {"path": str(work / "first" / "checkpoints"), "optimizerState": "Keep"}
+    later = run("later", "all", begin, trainAfter="day=1", trainThrough="day=3")
+    expected = run("expected", "new", begin)
+    for name, value in expected.items():
+        assert np.array_equal(later[name], value), name
+        assert np.array_equal(first[name], again[name]), name
+    assert not all(np.array_equal(first[name], value) for name, value in expected.items())
 
 
 def test_the_state_of_other_optimizers_is_refused_by_the_field(folder: Path) -> None:
@@ -148,6 +194,13 @@ def test_a_model_of_another_shape_is_refused_by_name(folder: Path) -> None:
     document["job"]["spec"]["model"]["arguments"] = {"dim": 5}
     with pytest.raises(AssertionError, match=r"table 'embeddings.carrier.weight' has embedding_dim 4 in .*, but 5 in"):
         run_job(document, [("cpu", 10, 1)], 1)
+    model = str(Path(path).parent / "model")
+    document = begun_with(model, "dim-of-model", folder, "flights")
+    document["job"]["spec"]["model"]["arguments"] = {"dim": 5}
+    with pytest.raises(
+        AssertionError, match=f"table 'embeddings.carrier.weight' has embedding_dim 4 in {model}, but 5 in"
+    ):
+        run_job(document, [("cpu", 10, 1)], 1)
     document = begun_with(path, "hidden", folder, "flights")
     document["job"]["spec"]["model"]["arguments"] = {"hidden": [16, 9]}
     with pytest.raises(AssertionError, match=r"'head.weight' has the shape \[1, 8\] in .*, but \[1, 9\] in this"):
@@ -169,6 +222,48 @@ def test_what_a_server_finds_wrong_ends_the_job_at_once(folder: Path) -> None:
     assert status["error"]["message"].startswith("ps-0: model.initFrom.path: table 'embeddings.carrier.weight'")
 
 
+@pytest.mark.parametrize(
+    ("model", "stages", "servers"),
+    [("flights", [("cpu", 3, 2), ("card", 10, 2)], 2), ("normed_picture", [("cpu", 2, 1), ("card", 8, 1)], 1)],
+)
+def test_an_exported_model_and_the_checkpoint_that_it_is_of_begin_the_same_job(
+    model: str, stages: list[Stage], servers: int, folder: Path
+) -> None:
+    """With the same initial values of rows that were never trained, too, whose seed is another one in this job."""
+    path, expected = trained(folder, model)
+    found = []
+    for source in (path, str(Path(path).parent / "model")):
+        document = begun_with(source, f"{model}-of-{Path(source).name}", folder, model)
+        document["job"]["spec"]["training"]["seed"] = 99
+        status = run_job(document, stages, servers)
+        found.append(trained_model(status))
+    assert found[0].keys() == found[1].keys() == expected.keys()
+    for name, value in found[0].items():
+        assert np.array_equal(value, found[1][name]), name
+        if not any(word in name for word in ("embeddings", "running", "num_batches")):
+            assert np.allclose(value, expected[name], rtol=0, atol=1e-9), name
+    said = [event["message"] for event in status["events"] if event["reason"] == "ModelImported"]
+    assert said == [f"the model begins with the values of {source}"]
+
+
+@pytest.mark.parametrize("harm", ["keep", "change"])
+def test_an_exported_model_that_cannot_be_used_is_refused_by_the_field(harm: str, folder: Path) -> None:
+    path, _ = trained(folder, "flights")
+    model = shutil.copytree(Path(path).parent / "model", folder / f"model-{harm}")
+    document = begun_with(str(model), f"refused-{harm}", folder, "flights")
+    if harm == "keep":
+        document["job"]["spec"]["model"]["initFrom"]["optimizerState"] = "Keep"
+        expected = (
+            "model.initFrom.optimizerState: Keep needs checkpoints, but .* is an exported model, .*; use Reset, or"
+        )
+    else:
+        (model / "README.md").write_text("another text")
+        expected = "model.initFrom.path: .* cannot be used: .*README.md differs from what model.json says; export it"
+    status = finish(ThreadedJob(document), [("cpu", 10, 1)], 1)
+    assert status["error"]["reason"] == "ImportedModelError"
+    assert re.search(expected, status["error"]["message"]), status["error"]["message"]
+
+
 def test_a_path_without_checkpoints_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     document = begun_with(str(folder / "empty"), "from-nothing", folder, "flights")
@@ -176,5 +271,7 @@ def test_a_path_without_checkpoints_is_refused(folder: Path) -> None:
     assert status["phase"] == JobPhase.FAILED
     assert status["error"]["reason"] == "ImportedModelError"
     assert "model.initFrom.path: " in status["error"]["message"]
-    assert "has no valid checkpoint; name the checkpoint.path of a job that has one" in status["error"]["message"]
+    assert (
+        "has no valid checkpoint and no exported model; name the checkpoint.path of a job" in status["error"]["message"]
+    )
     assert RunConfig.from_json(document).init_from == str(folder / "empty")

@@ -13,7 +13,6 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import EXIT_INTERRUPTED, PATH_LOST
 from heterps_runtime.ps.recovery import Recovery
-from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import (
@@ -101,35 +100,6 @@ def test_no_committed_step_is_lost_wherever_a_server_dies(
     assert [e["message"].split(":")[0] for e in status["events"] if e["reason"] == "MemberLost"] == [victim]
     assert "RolledBack" not in _reasons(status)
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
-
-
-def _forget_all(server: ParameterServer) -> None:
-    """Make a server one that has just started."""
-    for shard in server._shards.values():
-        shard.reset(server._storage, None)
-    server._lineage = 0
-
-
-@pytest.fixture
-def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let servers that are threads lose their state, as by a restart of their processes."""
-    victims: set[str] = set()
-    join = ParameterServer._join
-
-    def joining(server: ParameterServer) -> None:
-        if server._link.name in victims:
-            victims.remove(server._link.name)
-            _forget_all(server)
-        join(server)
-
-    def losing(job: ThreadedJob, *names: str) -> None:
-        victims.update(names)
-        for name in names:
-            job.credentials.request("POST", PATH_LOST, {"member": name, "reason": "lost by a test"})
-        job.wait(lambda status: not victims)
-
-    monkeypatch.setattr(ParameterServer, "_join", joining)
-    return losing
 
 
 @pytest.mark.parametrize("stages", [TWO, MIXED])

@@ -208,7 +208,17 @@ def test_data_that_changed_since_the_checkpoint_are_refused(folder: Path) -> Non
     status = _run(changed, ONE, 1)
     assert status["phase"] == JobPhase.FAILED
     assert status["error"]["reason"] == "DataChanged"
-    assert "300 rows according to the checkpoint, but 310 according to worker-0-0" in status["error"]["message"]
+    message = status["error"]["message"]
+    assert "300 rows according to the checkpoint, but 310 according to worker-0-0" in message
+    assert message.endswith("in a job of their own, with spec.data.trainAfter and spec.model.initFrom")
+
+
+def test_a_job_with_other_bounds_of_its_files_does_not_go_on(folder: Path) -> None:
+    document = configuration(folder / "bounds", steps=STEPS)
+    _run(document, ONE, 1, stop_after=3)
+    document["job"]["spec"]["data"]["trainAfter"] = "day=1"
+    with pytest.raises(UserError, match=r"another job: data\.trainAfter: the checkpoint has nothing"):
+        CoordinatorServer(RunConfig.from_json(document), TOKEN, "127.0.0.1", 0, None)
 
 
 def test_a_full_disk_costs_checkpoints_but_not_the_training(

@@ -62,6 +62,7 @@ def _end(job: ThreadedJob) -> dict[str, Any]:
     return status
 
 
+@pytest.mark.slow
 def test_rows_on_disk_survive_a_stop_and_come_back_on_more_servers(
     folder: Path, expected: dict[str, Any], spaces: list[SpillSpace]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
-from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
+from tests.heterps_runtime.helpers.gate import Gate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -125,20 +124,6 @@ def test_what_cannot_change_is_named(stages: list[Stage], servers: int, text: st
         world.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
     world.step()
     assert world.commits == [0]
-
-
-class Gate:
-    """Stops pushes, so that training does not end before processes have started."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, push = threading.Event(), Shard.push
-        self.open.set()
-
-        def push_when_open(shard: Shard, step: int, worker: str, given: Gradients) -> None:
-            self.open.wait()
-            push(shard, step, worker, given)
-
-        monkeypatch.setattr(Shard, "push", push_when_open)
 
 
 def change(job: ThreadedJob, gate: Gate, before: list[Stage], after: list[Stage], servers: int) -> None:

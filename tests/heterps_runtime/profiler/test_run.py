@@ -99,6 +99,32 @@ def test_a_pool_is_measured_and_reported(
 
 
 @pytest.mark.slow
+def test_every_allowed_precision_is_measured_once(
+    start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = configuration(
+        tmp_path / "work", "flights", precision="Auto", allowedPrecisions=["tf32", "fp64", "fp32"], consistency="hybrid"
+    )
+    document["pythonPath"] = [str(Path(__file__).parents[3])]
+    document["pools"][0]["spec"]["maxUnits"] = 1
+    job = start(document)
+
+    run_profiler(RunConfig.from_json(document), "cpu")
+
+    profile = job.credentials.request("GET", PATH_PROFILES)["cpu"]
+    stored = json.loads((Path(__file__).parents[2] / "fixtures" / "v1" / "profile.json").read_text())
+    measured = profile["precisions"]
+    assert profile == {"version": stored["version"], "precisions": measured}
+    assert list(measured) == ["tf32", "fp64", "fp32"]
+    assert all(structure(one) == structure(stored) for one in measured.values())
+    assert measured["fp32"] == measured["tf32"], "a CPU computes them in the same way"
+    assert "pool cpu computes fp32 as tf32" in capsys.readouterr().err
+    weights = {name: sum(layer["weightBytes"] for layer in one["layers"]) for name, one in measured.items()}
+    assert weights["fp64"] == 2 * weights["fp32"]
+    assert measured["fp64"]["memory"] == measured["fp32"]["memory"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_all_reduces_may_miss_the_second_one_before_the_coordinator_is_told(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def files_with_rows(manifest: CheckpointManifest) -> int:
     return len(manifest.files_of("rows"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_what_servers_restore_is_what_there_was(seed: int, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heterps_runtime.ps.shard.builds_on", lambda *_: True)  # increments for as long as possible

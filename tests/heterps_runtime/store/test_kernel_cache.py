@@ -72,6 +72,7 @@ def older_hash(package: Path) -> None:
     file.write_text(text.replace("0xBF58476D1CE4E5B9", "0xBF58476D1CE4E5BB"), encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("older", "cache"), [(older_place, "cache"), (older_hash, "cache"), (older_hash, "")])
 def test_an_update_does_not_use_machine_code_of_older_sources(
     tmp_path: Path, older: Callable[[Path], None], cache: str

@@ -65,6 +65,7 @@ def zipf(rng: np.random.Generator, count: int) -> Int64s:
     return rng.choice(NUM_IDS, count, p=weights / weights.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPARSE_OPTIMIZERS)
 @pytest.mark.parametrize(("dim", "dtype", "rows"), [(16, "float32", 300), (33, "float64", 9), (1500, "float32", 40)])
 def test_rows_on_disk_are_the_rows_in_memory(name: str, dim: int, dtype: str, rows: int, tmp_path: Path) -> None:

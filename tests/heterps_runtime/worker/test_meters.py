@@ -21,7 +21,7 @@ SAMPLES = 6
 
 
 def work(step: int = 0, *, training: bool = True, size: int = SAMPLES) -> Work:
-    run = StepRun(step, training, 0, 0, (0,))
+    run = StepRun(step, training, 0, 0, (0,), size)
     block = cast(LookupBlock, None)  # not read
     return Work(run, MicroBatch(0, 0, size, (0,)), {}, torch.zeros(0), block, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
 
-__all__ = ["add_checkpoint_options"]
+__all__ = ["add_checkpoint_options", "add_place"]
 
 
 def add_checkpoint_options(parser: ArgumentParser) -> None:
@@ -12,24 +12,25 @@ def add_checkpoint_options(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     ls = actions.add_parser("ls", help="list them", description="List the checkpoints, newest first.")
-    _add_place(ls)
+    add_place(ls)
 
     verify = actions.add_parser("verify", help="check them", description="Read all files and compare their checksums.")
-    _add_place(verify)
+    add_place(verify)
     verify.add_argument("--checkpoint", metavar="C", help="verify only this one: its step or its folder")
 
     diff = actions.add_parser("diff", help="compare two", description="Say what changed between two checkpoints.")
-    _add_place(diff)
+    add_place(diff)
     diff.add_argument("--before", metavar="C", help="step or folder (default: the valid one before the other)")
     diff.add_argument("--after", metavar="C", help="step or folder (default: the newest valid one)")
 
     prune = actions.add_parser("prune", help="delete old ones", description="Delete all but the newest checkpoints.")
-    _add_place(prune)
+    add_place(prune)
     prune.add_argument("--keep", metavar="N", type=_positive, required=True, help="how many valid ones stay")
     prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
 
 
-def _add_place(parser: ArgumentParser) -> None:
+def add_place(parser: ArgumentParser) -> None:
+    """Add the checkpoints of a job as a positional argument, and how to report."""
     parser.add_argument("place", metavar="WHERE", help="job file (.yaml), or folder or address of checkpoints")
     parser.add_argument("--work-directory", metavar="D", help="of a job of this machine (default: .heterps/NAME)")
     parser.add_argument("--output", "-o", choices=("table", "json"), default="table", help="(default: table)")

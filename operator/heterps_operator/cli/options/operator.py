@@ -19,6 +19,11 @@ def add_operator_options(parser: ArgumentParser) -> None:
         type=Path,
         help="DevicePools, instead of those of the cluster; neither they nor nodes are read from the API server",
     )
+    parser.add_argument(
+        "--dynamic-resource-allocation",
+        action="store_true",
+        help="read DeviceClasses, ResourceSlices and ResourceClaims, for DevicePools with a deviceClassName",
+    )
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: the pod's service account, or $KUBECONFIG)")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--lease-name", default="heterps-operator", help="of the Lease that one replica holds")

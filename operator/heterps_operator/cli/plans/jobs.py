@@ -7,12 +7,14 @@ from pathlib import Path
 
 from heterps_operator.cli.plans.files import read_json, write_document
 from heterps_operator.cli.plans.search import Search
+from heterps_operator.errors import UsageError
 from heterps_operator.terminal.console import Console, make_console
 from heterps_operator.terminal.plan_tables import render_joint, render_line
 from heterps_planner.errors import ProblemError
 from heterps_planner.model.problem import Problem
 from heterps_planner.scenarios.joint import JointInfeasible, plan_together
 from heterps_planner.scenarios.line import Line, plan_line
+from heterps_planner.scenarios.precisions import has_precisions
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
 __all__ = ["plan_jobs", "plan_waiting"]
@@ -22,14 +24,19 @@ def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
     """Plan the jobs together; return the exit code.
 
     Raises:
-        UsageError: a file cannot be read.
+        UsageError: a file cannot be read, or is of several precisions.
         ProblemError: a problem is invalid, or pools of the same name differ; the message names the file.
     """
     files: list[str] = arguments.problem
     problems = []
     for name in files:
+        document = read_json(name, "--problem")
+        if has_precisions(document):
+            known = ", ".join(map(str, document["precisions"]))
+            fix = "plan it alone, and give the problem of the precision that is chosen"
+            raise UsageError(f"--problem {name}: is of several precisions ({known}); {fix}")
         try:
-            problems.append(Problem.from_json(read_json(name, "--problem")))
+            problems.append(Problem.from_json(document))
         except ProblemError as error:
             raise ProblemError(f"{name}: {error.path}", error.complaint) from error
     stems = [Path(name).stem for name in files]

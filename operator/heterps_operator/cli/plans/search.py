@@ -55,6 +55,11 @@ class Search:
         """Whether time is up or the user has pressed Ctrl-C."""
         return self.clock() >= self.deadline
 
+    def share(self, parts: int) -> float:
+        """Return the deadline of the first of so many searches that divide the rest of the time equally."""
+        now = self.clock()
+        return now + (self.deadline - now) / parts if now < self.deadline < math.inf else self.deadline
+
     @property
     def seconds(self) -> float:
         """Seconds since the search began."""

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 from base64 import b64decode
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.api.job import RunPolicy
@@ -25,6 +26,7 @@ from heterps_operator.kubernetes.names import (
     secrets_path,
     token_secret_name,
 )
+from heterps_operator.kubernetes.reading.devices import NO_DEVICE_API
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, object_refused
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
@@ -97,13 +99,13 @@ class OwnedObjects:
         """Create or change objects.
 
         Raises:
-            NotReadyError: a name is taken, or the API server refuses one.
+            NotReadyError: a name is taken, or the API server refuses one or does not serve its kind.
         """
         for item in items:
             what = f"{item['kind']} {item['metadata']['name']}"
-            found = self._api.get(object_path(item))
-            self._check_owner(job, what, found)
             try:
+                found = self._api.get(object_path(item))
+                self._check_owner(job, what, found)
                 if found is not None and found.get("immutable") and found.get("data") != item.get("data"):
                     if objects.is_same_plan(found, item):
                         continue  # another version of the operator wrote it
@@ -111,6 +113,8 @@ class OwnedObjects:
                     self._api.delete(object_path(item), uid=str(found["metadata"]["uid"]))
                 self._api.apply(object_path(item), item)
             except ApiError as error:
+                if error.code == HTTPStatus.NOT_FOUND and item["kind"] == "ResourceClaimTemplate":
+                    raise NotReadyError("NoDeviceApi", f"{what} cannot be created: {NO_DEVICE_API}") from error
                 raise NotReadyError.of(what, error) from error
 
     def token(self, job: Json) -> str:

@@ -134,6 +134,7 @@ class JobSession:
             objects.service(job),
             objects.run_config(job, pod_configuration(manifest)),
             objects.network_policy(job, cluster.namespace, cluster.scrapers),
+            *objects.claim_templates(job, manifest.pools),
         )
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())
@@ -272,7 +273,9 @@ class JobSession:
             priority=cluster.priorities.value(self._priority_class),
         )
         histories = cluster.prices.histories(self._substrate.pools)
-        priced = job.priced({pool: history[-1].price for pool, history in histories.items()})
+        # That of the plan that it would have alone: the line plans each job in one precision.
+        priced = job.in_precision(self.status.chosen_precision or self.status.claim_precision)
+        priced = priced.priced({pool: history[-1].price for pool, history in histories.items()})
         cluster.line.stand(entry, lambda units: build_problem(priced.limited(units), profiles))
 
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
@@ -291,6 +294,7 @@ class JobSession:
 
     def try_plan(self, manifest: Manifest, spec: JobSpec) -> tuple[Trial, PlanOutcome | None]:
         """Plan a changed spec without applying it; the answer comes with a later call."""
+        spec = spec.in_precision(self.status.chosen_precision)
         if self._trial is None or self._trial.job != spec:
             self.end_trial()
             profiles = self.site.profiles(manifest).load([pool.name for pool in spec.pools])

@@ -10,7 +10,7 @@ from heterps_operator.controller.stores.objects import Key, ObjectStore, key_of
 from heterps_operator.controller.stores.slimming import slim_pod
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, job_owner
-from heterps_operator.kubernetes.reading.claims import Charge, Claimed, Claims, charge_of, claim_of
+from heterps_operator.kubernetes.reading.claims import ORPHANED, Charge, Claimed, Claims, charge_of, claim_of, has_ended
 from heterps_operator.kubernetes.reading.processes import process_of
 
 __all__ = ["PodStore"]
@@ -88,6 +88,21 @@ class PodStore(ObjectStore):
                 if charge is not None:
                     units[charge.pool] = units.get(charge.pool, 0) + charge.units
         return units
+
+    def device_users(self) -> dict[str, tuple[str, int]]:
+        """Return the pool of the units of each pod with claims of devices, or `ORPHANED`, and their number, by uid."""
+        users: dict[str, tuple[str, int]] = {}
+        with self._lock:
+            for key, pod in self._items.items():
+                if not pod["spec"].get("resourceClaims") or has_ended(pod):
+                    continue
+                owner, uid = job_owner(pod), str(pod["metadata"].get("uid") or "")
+                if owner is not None and (key[0], owner[1]) not in self._known:
+                    users[uid] = ORPHANED, 0
+                elif key in self._charges:
+                    charge = self._charges[key][1]
+                    users[uid] = charge.pool, charge.units
+        return users
 
     @property
     def claims_version(self) -> int:

@@ -10,7 +10,7 @@ from heterps_operator.kubernetes.names import job_owner
 from heterps_operator.kubernetes.reading.claims import requests_of
 from heterps_runtime.contract import API_GROUP
 
-__all__ = ["slim_job", "slim_node", "slim_pod"]
+__all__ = ["slim_claim", "slim_class", "slim_job", "slim_node", "slim_pod", "slim_slice"]
 
 _POD_METADATA = (
     "name",
@@ -22,7 +22,7 @@ _POD_METADATA = (
 )
 _POD_LABELS = (f"{API_GROUP}/", "kueue.x-k8s.io/")
 _POD_ANNOTATIONS = (f"{API_GROUP}/",)
-_POD_SPEC = ("nodeName", "nodeSelector", "schedulerName", "schedulingGates")
+_POD_SPEC = ("nodeName", "nodeSelector", "resourceClaims", "schedulerName", "schedulingGates")
 _POD_STATUS = (
     "phase",
     "podIP",
@@ -37,6 +37,7 @@ _POD_STATUS = (
 _USUAL_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _STRANGER_SPEC, _STRANGER_STATUS = ("nodeName",), ("phase",)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
+_RESULT = ("driver", "pool", "device", "adminAccess")
 _LONGEST_SHARED = 64  # characters of strings that are kept once: names, times, reasons
 
 
@@ -89,6 +90,36 @@ def slim_node(node: Json) -> Json:
         },
     })  # fmt: skip
     return found
+
+
+def slim_class(device_class: Json) -> Json:
+    """Return the name and the selectors of a DeviceClass."""
+    spec = device_class.get("spec") or {}
+    return {"metadata": _identity(device_class), "spec": {"selectors": spec.get("selectors") or []}}
+
+
+def slim_slice(part: Json) -> Json:
+    """Return the devices of a ResourceSlice, and where they are."""
+    found: Json = _shared({"metadata": _identity(part), "spec": part["spec"]})
+    return found
+
+
+def slim_claim(claim: Json) -> Json:
+    """Return the pod that a ResourceClaim was made for, and the devices that it has."""
+    owners = [o for o in claim["metadata"].get("ownerReferences") or () if o.get("controller") is True]
+    metadata = {**_identity(claim), "ownerReferences": [{key: o[key] for key in _OWNER if key in o} for o in owners]}
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = [
+        {key: result[key] for key in _RESULT if key in result}
+        for result in (allocation.get("devices") or {}).get("results") or ()
+    ]
+    found: Json = _shared({"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}})
+    return found
+
+
+def _identity(item: Json) -> dict[str, Any]:
+    metadata = item["metadata"]
+    return {key: metadata[key] for key in ("name", "namespace", "uid") if metadata.get(key) is not None}
 
 
 def _shared(value: Any) -> Any:

@@ -17,15 +17,18 @@ from typing import Any
 from heterps_operator.api.job import RunPolicy
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
+from heterps_operator.kubernetes.building.devices import claim_spec
 from heterps_operator.kubernetes.building.pods import CONFIG_FILE, build_pod, scheduling_policy
 from heterps_operator.kubernetes.building.ports import service_ports
 from heterps_operator.kubernetes.names import (
     ANNOTATION_PLAN_REVISION,
     COORDINATOR_PORT,
+    DEVICES_VERSION,
     LABEL_ROLE,
     LABEL_STAGE,
     METRICS_PORT,
     budget_name,
+    claim_template_name,
     gang_name,
     job_labels,
     job_selector,
@@ -41,6 +44,7 @@ from heterps_runtime.contract import Role, ps_name, worker_name
 
 __all__ = [
     "PLAN_FILE",
+    "claim_templates",
     "disruption_budgets",
     "is_same_plan",
     "network_policy",
@@ -89,6 +93,22 @@ def token_secret(job: Json, token: str) -> dict[str, Any]:
     name = token_secret_name(str(job["metadata"]["name"]))
     data = {"token": base64.b64encode(token.encode()).decode()}
     return _object(job, "v1", "Secret", name, type="Opaque", immutable=True, data=data)
+
+
+def claim_templates(job: Json, pools: Iterable[Json]) -> tuple[dict[str, Any], ...]:
+    """Build the ResourceClaimTemplates of the job's pools that have a DeviceClass: one claim is one unit.
+
+    Args:
+        job: the HeterPSJob.
+        pools: its DevicePools.
+    """
+    templates = []
+    for pool in pools:
+        if device_class := pool["spec"].get("deviceClassName"):
+            pool_name, spec = str(pool["metadata"]["name"]), {"spec": claim_spec(str(device_class))}
+            name = claim_template_name(str(job["metadata"]["name"]), pool_name, str(device_class))
+            templates.append(_object(job, DEVICES_VERSION, "ResourceClaimTemplate", name, spec=spec))
+    return tuple(templates)
 
 
 def plan_config(job: Json, revision: int, document: Json) -> dict[str, Any]:

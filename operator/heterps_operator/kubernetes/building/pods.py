@@ -15,6 +15,7 @@ from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.code import add_code, brings_code
+from heterps_operator.kubernetes.building.devices import container_claims, pod_claims
 from heterps_operator.kubernetes.building.ports import container_ports, port_variables
 from heterps_operator.kubernetes.building.templates import merge, named
 from heterps_operator.kubernetes.names import (
@@ -104,6 +105,7 @@ def build_pod(
             "hostname": host_name(spec.name),
             "subdomain": service_name(name),
             **_placement(pool),
+            **pod_claims(name, pool, spec),
             "containers": [_container(name, pool, spec, coordinator, job, own_address=not shares_address)],
             "volumes": [{"name": "heterps-config", "configMap": {"name": run_config_name(name)}}],
         },
@@ -249,7 +251,7 @@ def _proposed_requests(pool: Json | None, spec: ProcessSpec, template: Mapping[s
     """Return default requests besides the pool's units."""
     if pool is None:
         requests = {"cpu": "100m", "memory": "256Mi"}
-    elif pool["spec"]["resourceName"] == "cpu":
+    elif pool["spec"]["deviceType"] == "CPU":
         requests = {} if spec.units else {"cpu": "100m"}  # a server that shares its core with others
     else:
         # A card idles while its process waits for a core to read samples, launch kernels or pull rows.
@@ -353,6 +355,8 @@ def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
     """Request and limit the pool's units: the planner counts on exactly that number."""
     if pool is None or not spec.units:
         return {}
+    if claims := container_claims(pool, spec):
+        return {"claims": claims}
     units = {str(pool["spec"]["resourceName"]): str(spec.units)}
     return {"requests": dict(units), "limits": dict(units)}
 

@@ -15,12 +15,14 @@ __all__ = ["merge", "named"]
 
 # Lists of named objects, and their keys; all other lists are replaced as a whole.
 _KEYS: dict[str, tuple[str, ...]] = {
+    "claims": ("name", "request"),
     "containers": ("name",),
     "env": ("name",),
     "hostAliases": ("ip",),
     "imagePullSecrets": ("name",),
     "initContainers": ("name",),
     "ports": ("containerPort", "protocol"),
+    "resourceClaims": ("name",),
     "tolerations": ("key", "operator", "value", "effect"),
     "volumeDevices": ("devicePath",),
     "volumeMounts": ("mountPath",),

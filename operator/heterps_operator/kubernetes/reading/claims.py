@@ -17,15 +17,28 @@ from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
+from heterps_operator.kubernetes.names import claim_template_name, job_owner
 from heterps_operator.kubernetes.reading.processes import process_of
 
-__all__ = ["ORPHANED", "Charge", "Claim", "Claimed", "Claims", "charge_of", "claim_of", "has_ended", "requests_of"]
+__all__ = [
+    "ORPHANED",
+    "Charge",
+    "Claim",
+    "Claimed",
+    "Claims",
+    "charge_of",
+    "claim_of",
+    "device_resource",
+    "has_ended",
+    "requests_of",
+]
 
 Claimed = Mapping[str, Mapping[tuple[str, str], Decimal]]
 """Amounts by node, then by resource and by the pool whose units they are ("": no pool; or `ORPHANED`)."""
 
 ORPHANED = "?"  # not a valid pool name: pods of a job that was gone before the operator started
 _ENDED = frozenset({"Succeeded", "Failed"})
+_CLASS = "deviceclass.resource.kubernetes.io/"  # Kubernetes' prefix for a DeviceClass as a resource
 _CORES = "cpu"  # the only resource without a domain that can be a pool's unit
 
 
@@ -54,13 +67,18 @@ class Claim:
     amounts: Mapping[tuple[str, str], Decimal]
 
 
+def device_resource(device_class: str) -> str:
+    """Return the name of a DeviceClass as a resource."""
+    return f"{_CLASS}{device_class}"
+
+
 def has_ended(pod: Json) -> bool:
     """Whether a pod no longer occupies anything; a terminating one still does."""
     return (pod.get("status") or {}).get("phase") in _ENDED
 
 
 def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
-    """Return the units that a pod of a job occupies: whole units requested of the pool in its annotation.
+    """Return the units that a pod of a job occupies: whole units requested of the pool in its annotation, or claims.
 
     Args:
         pod: pod from `PodStore`, with its `requests`.
@@ -76,7 +94,19 @@ def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
     if has_ended(pod) or process.pool is None or process.pool not in resources or not process.units:
         return None
     resource = resources[process.pool]
-    return Charge(process.pool, resource, int(pod["requests"].get(resource, 0)), process.units)
+    if resource.startswith(_CLASS):
+        units = _device_claims(pod, process.pool, resource.removeprefix(_CLASS))
+    else:
+        units = int(pod["requests"].get(resource, 0))
+    return Charge(process.pool, resource, units, process.units)
+
+
+def _device_claims(pod: Json, pool: str, device_class: str) -> int:
+    """Count the claims of one device each that a pod of a job makes from the job's template for a pool."""
+    owner = job_owner(pod)
+    template = "" if owner is None else claim_template_name(owner[0], pool, device_class)
+    entries = pod["spec"].get("resourceClaims") or ()
+    return sum(entry.get("resourceClaimTemplateName") == template for entry in entries)
 
 
 def claim_of(pod: Json, charge: Charge | None, *, orphaned: bool = False) -> Claim | None:

@@ -1,11 +1,12 @@
 """Capacity and limits of DevicePools. Pure.
 
-A pool's capacity comes from the nodes that its pods can run on, minus requests of other HeterPS pods there.
+A pool's capacity comes from the nodes that its pods can run on, minus requests of other HeterPS pods there, and minus
+devices that claims of any pod have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
-from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
+from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed, device_resource
+from heterps_operator.kubernetes.reading.devices import Offer, PoolDevices
 from heterps_operator.kubernetes.reading.prices import PRICE_CURRENT, PoolPrice
 from heterps_operator.kubernetes.reading.taints import untolerated
 
 __all__ = [
     "Capacity",
     "declared_capacity",
+    "in_pool",
     "namespace_limits",
     "pool_capacity",
     "pool_limit",
@@ -39,13 +42,15 @@ class Capacity:
     """Capacity of a pool's nodes."""
 
     units: int = 0  # on nodes that take pods now; whole pods per node
-    taken: int = 0  # units lost to other HeterPS pods: coordinators, workers of another pool
+    taken: int = 0  # units lost to other pods: coordinators, workers of another pool, claims of anyone
     orphaned: int = 0  # units of pods whose jobs were gone before the operator started; not in `units`
     ready: tuple[str, ...] = ()  # names of those nodes
     not_ready: tuple[str, ...] = ()
     cordoned: tuple[str, ...] = ()
     tainted: tuple[str, ...] = ()  # `NODE (KEY=VALUE:EFFECT)`: a taint that the pool does not tolerate
     without_resource: tuple[str, ...] = ()  # match nodeSelector, but have no unit
+    notes: tuple[str, ...] = ()  # devices that do not count, and why
+    problem: tuple[str, str] | None = None  # why devices cannot be counted: reason and message
 
     @property
     def matching(self) -> int:
@@ -53,7 +58,9 @@ class Capacity:
         return len(self.ready) + len(self.not_ready) + len(self.cordoned) + len(self.tainted)
 
 
-def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = None) -> Capacity:
+def pool_capacity(
+    pool: Json, nodes: Iterable[Json], claimed: Claimed | None = None, devices: PoolDevices | None = None
+) -> Capacity:
     """Count the units of a pool.
 
     A node holds whole pods only: 3.92 cores are three units, or two with `unitsPerPod: 2`.
@@ -62,22 +69,24 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
         pool: a DevicePool.
         nodes: all nodes of the cluster.
         claimed: requests of HeterPS pods on them.
+        devices: what they offer a pool of a DeviceClass; others need none.
     """
-    spec = pool["spec"]
+    spec, pool_name = pool["spec"], str(pool["metadata"]["name"])
     resource, per_pod = unit_resource(spec), int(spec.get("unitsPerPod") or 1)
     groups: dict[str, list[str]] = {}
     units = taken = orphaned = 0
     for node in sorted(nodes, key=lambda n: str(n["metadata"]["name"])):
-        name, labels = str(node["metadata"]["name"]), node["metadata"].get("labels") or {}
-        if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        if not in_pool(node, spec):
             continue
-        status = node.get("status") or {}
-        whole = _whole_units((status.get("allocatable") or {}).get(resource))
-        amounts = (claimed or {}).get(name, {})
-        orphaned += min(whole, int(amounts.get((resource, ORPHANED), 0)))
-        ready, cordoned = _is_ready(status), bool((node.get("spec") or {}).get("unschedulable"))
+        name = str(node["metadata"]["name"])
+        if devices is None:
+            offer = _offer(node, resource, pool_name, (claimed or {}).get(name, {}))
+        else:
+            offer = devices.offers.get(name, Offer(0, 0, installed=False))
+        orphaned += offer.orphaned
+        ready, cordoned = _is_ready(node.get("status") or {}), bool((node.get("spec") or {}).get("unschedulable"))
         taint = untolerated(node, spec.get("tolerations") or ())
-        if whole == 0 and (ready or _whole_units((status.get("capacity") or {}).get(resource)) == 0):
+        if offer.whole == 0 and (ready or not offer.installed):
             if spec.get("nodeSelector"):  # without nodeSelector, a node without the resource is simply not in the pool
                 groups.setdefault("without_resource", []).append(name)
         elif not ready:
@@ -88,11 +97,22 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
             groups.setdefault("tainted", []).append(f"{name} ({taint})")
         else:
             groups.setdefault("ready", []).append(name)
-            others = sum(a for (what, of), a in amounts.items() if what == resource and of != pool["metadata"]["name"])
-            left = whole if not others else max(0, _whole_units(status["allocatable"][resource], others))
-            units += left // per_pod * per_pod
-            taken += whole // per_pod * per_pod - left // per_pod * per_pod
-    return Capacity(units, taken, orphaned, **{group: tuple(names) for group, names in groups.items()})
+            units += offer.left // per_pod * per_pod
+            taken += offer.whole // per_pod * per_pod - offer.left // per_pod * per_pod
+    notes, problem = (devices.notes, devices.problem) if devices is not None else ((), None)
+    found = {group: tuple(names) for group, names in groups.items()}
+    return Capacity(units, taken, orphaned, **found, notes=notes, problem=problem)
+
+
+def in_pool(node: Json, spec: Json) -> bool:
+    """Whether a node has the labels that a pool selects.
+
+    Args:
+        node: the node.
+        spec: spec of the DevicePool.
+    """
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in (spec.get("nodeSelector") or {}).items())
 
 
 def declared_capacity(pool: Json, orphaned: int) -> Capacity:
@@ -162,17 +182,22 @@ def namespace_limits(pool: Json) -> dict[str, int | None] | None:
 
 
 def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
+    if capacity.problem is not None:
+        return _condition("NodesFound", False, *capacity.problem)
     if capacity.matching:
         return _condition("NodesFound", True, "NodesMatch", f"{_count(capacity.matching, 'node')} of the pool")
     selector = ", ".join(f"{key}={value}" for key, value in sorted((spec.get("nodeSelector") or {}).items()))
-    resource = unit_resource(spec)
+    device_class = spec.get("deviceClassName")
+    offered = f"device of DeviceClass {device_class}" if device_class else unit_resource(spec)
     if capacity.without_resource:
-        names = _names(capacity.without_resource)
-        text = f"the nodes with {selector} ({names}) offer no {resource}; install its device plugin, or correct "
-        return _condition("NodesFound", False, "NoResource", text + "spec.resourceName or spec.nodeSelector")
-    which = f"with the labels {selector}" if selector else f"that offers {resource}"
+        program, name = ("DRA driver", "deviceClassName") if device_class else ("device plugin", "resourceName")
+        nodes = _names(capacity.without_resource)
+        text = f"the nodes with {selector} ({nodes}) offer no {offered}; install its {program}"
+        text = f"{text}, or correct spec.{name} or spec.nodeSelector"
+        return _condition("NodesFound", False, "NoResource", "; ".join([text, *capacity.notes]))
+    which = f"with the labels {selector}" if selector else f"that offers {'a ' if device_class else ''}{offered}"
     text = f"no node {which}; label nodes, add some, or correct spec.nodeSelector"
-    return _condition("NodesFound", False, "NoNodes", text)
+    return _condition("NodesFound", False, "NoNodes", "; ".join([text, *capacity.notes]))
 
 
 def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]) -> dict[str, str]:
@@ -193,14 +218,18 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
         return _condition("Ready", False, reason, f"no node of the pool takes pods; {away}")
     text = f"{_count(len(capacity.ready), 'node')} with {_count(capacity.units, 'unit')}"
     if capacity.taken:
-        text += f" besides {capacity.taken} in use by other HeterPS pods, such as coordinators"
+        users = "claims of other pods" if spec.get("deviceClassName") else "other HeterPS pods, such as coordinators"
+        text += f" besides {capacity.taken} in use by {users}"
     if away:
         text += f"; {away}"
     if capacity.orphaned:
         text += f"; {_count(capacity.orphaned, 'unit')} belong to pods whose jobs are gone, until they end"
+    text = "; ".join([text, *capacity.notes])
     if allocated > min(limit, capacity.units):
         have = f"jobs hold {allocated} units, the limit is {limit} and the nodes have {capacity.units}"
         return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs release units; {text}")
+    if not capacity.units and capacity.taken:
+        return _condition("Ready", False, "UnitsInUse", f"other pods use all units of the pool; {text}")
     if not capacity.units:
         per_pod = int(spec.get("unitsPerPod") or 1)
         text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"
@@ -233,12 +262,25 @@ def _names(names: Sequence[str]) -> str:
 
 
 def unit_resource(spec: Json) -> str:
-    """Return the resource of one unit of a pool.
+    """Return the resource of one unit of a pool; of a DeviceClass, the name that Kubernetes gives it as a resource.
 
     Args:
         spec: spec of the DevicePool.
     """
+    if device_class := spec.get("deviceClassName"):
+        return device_resource(str(device_class))
     return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
+
+
+def _offer(node: Json, resource: str, pool: str, amounts: Mapping[tuple[str, str], Decimal]) -> Offer:
+    """Return what a node offers of a resource in `status.allocatable`, beside the requests of other pods."""
+    status = node.get("status") or {}
+    allocatable = (status.get("allocatable") or {}).get(resource)
+    whole = _whole_units(allocatable)
+    others = sum(amount for (what, of), amount in amounts.items() if what == resource and of != pool)
+    left = max(0, _whole_units(allocatable, others)) if others else whole
+    orphaned = min(whole, int(amounts.get((resource, ORPHANED), 0)))
+    return Offer(whole, left, orphaned, whole > 0 or _whole_units((status.get("capacity") or {}).get(resource)) > 0)
 
 
 def _whole_units(quantity: object, others: Decimal | int = 0) -> int:

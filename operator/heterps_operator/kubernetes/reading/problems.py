@@ -33,6 +33,11 @@ _NETWORKING = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
 # Patterns of the API server's refusals, with reason and fix; the first match applies.
 _REFUSALS = (
     (
+        'resource "resourceclaimtemplates"',
+        "Forbidden",
+        "install the operator's Helm chart with dynamicResourceAllocation.enabled=true, which grants it",
+    ),
+    (
         "must specify",
         "QuotaExceeded",
         "set what the quota asks for in spec.podTemplates.all, or add a LimitRange to the namespace",
@@ -78,6 +83,7 @@ _POLICY = (
 )
 _TOO_LARGE = re.compile(r"Too long: may not be more than|must have at most|too large", re.IGNORECASE)
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+[A-Za-z0-9])")
+_NO_DEVICE = "cannot allocate all claims"
 _PREEMPTION = re.compile(r" (?:no new claims to deallocate|preemption:)")
 _TAINT = re.compile(r"untolerated taint\(?s?\)? ?\{([^}]*)\}")
 
@@ -174,7 +180,7 @@ def _not_scheduled(pod: Json, condition: Json) -> PodProblem:
     # The preemption part of the message is not about this pod's needs.
     words = _PREEMPTION.split(words)[0].strip()
     told = f"{name} fits no node ({_quote(words.rstrip('.'))})"
-    crowded = _INSUFFICIENT.search(words) is not None
+    crowded = _INSUFFICIENT.search(words) is not None or _NO_DEVICE in words
     return PodProblem(reason, f"{told}; {_way_onto_a_node(pod, words)}", crowded=crowded)
 
 
@@ -185,6 +191,9 @@ def _way_onto_a_node(pod: Json, words: str) -> str:
         where = f"pool {pool}" if pool else "the cluster"
         lower = f"lower maxUnits of pool {pool} in spec.pools, so that the plan asks for less" if pool else "free some"
         return f"{where} has no node with enough {' and '.join(short)} left: add nodes, or {lower}"
+    if _NO_DEVICE in words:
+        text = f"no node of pool {pool} has a free device of its DeviceClass" if pool else "no node has free devices"
+        return f"{text}: see the ResourceClaims of other pods, or lower maxUnits of the pool"
     if "persistentvolumeclaim" in words.lower() or "volume" in words.lower():
         return "create the volume claims that spec.podTemplates.all names, where the pool's nodes can reach them"
     taint = _TAINT.search(words)

@@ -39,6 +39,7 @@ _SHAPE = fields(
         "stage": number(0, _MOST_STARTS),
         "index": number(0, _MOST_STARTS),
         "pool": text(least=1, most=63),
+        "precision": text(least=1, most=16),
         "units": number(0, _MOST_UNITS),
         "threads": number(1, _MOST_UNITS),
         "incarnation": number(1, _MOST_STARTS),

@@ -1,4 +1,4 @@
-"""Shapes that the operator needs to read a job, pod, pool or node. Pure.
+"""Shapes that the operator needs to read a job, pod, pool, node or device. Pure.
 
 Every object from a watch or a list is checked here once; later code may rely on it.
 """
@@ -21,12 +21,16 @@ from heterps_operator.api.shapes import (
     text,
     truth,
 )
+from heterps_operator.kubernetes.names import DEVICES_VERSION
 from heterps_runtime.contract import API_VERSION
 
-__all__ = ["API_VERSIONS", "JOB", "NODE", "POD", "POOL", "check"]
+__all__ = ["API_VERSIONS", "CLAIM", "DEVICE_CLASS", "JOB", "NODE", "POD", "POOL", "SLICE", "check"]
 
 JOB, POD, POOL, NODE = "HeterPSJob", "Pod", "DevicePool", "Node"
-API_VERSIONS = {JOB: API_VERSION, POOL: API_VERSION, POD: "v1", NODE: "v1"}
+DEVICE_CLASS, SLICE, CLAIM = "DeviceClass", "ResourceSlice", "ResourceClaim"
+API_VERSIONS = {JOB: API_VERSION, POOL: API_VERSION, POD: "v1", NODE: "v1"} | dict.fromkeys(
+    (DEVICE_CLASS, SLICE, CLAIM), DEVICES_VERSION
+)
 
 _CORES = "cpu"
 _MOST_UNITS = 1_000_000
@@ -82,6 +86,7 @@ _TOLERATION = fields({"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect":
 _POD_SPEC = fields({
     "nodeName": _TEXT, "nodeSelector": _TEXTS, "schedulerName": _TEXT, "tolerations": items(_TOLERATION),
     "schedulingGates": items(fields({"name": _TEXT})),
+    "resourceClaims": items(fields({"name": _TEXT, "resourceClaimTemplateName": _TEXT})),
     "containers": items(_CONTAINER), "initContainers": items(_CONTAINER), "resources": _RESOURCES, "overhead": _AMOUNTS,
 })  # fmt: skip
 _POD_STATUS = fields({
@@ -101,12 +106,29 @@ _PRICE_FROM = fields({"configMapKeyRef": _PRICE_KEY, "staleAfterSeconds": number
 _RATE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a rate in quotes, such as "0.002"')
 _SPOT = fields({"interruptionsPerUnitHour": _RATE}, required=("interruptionsPerUnitHour",))
 _POOL_SPEC = fields({
-    "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "unitsPerPod": number(1, 1024),
+    "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "deviceClassName": _NAMED,
+    "unitsPerPod": number(1, 1024),
     "maxUnits": number(1, _MOST_UNITS), "pricePerUnitHour": _PRICE, "nodeSelector": _TEXTS,
     "tolerations": items(_TOLERATION), "autoscaled": truth, "namespaces": items(_NAMESPACE),
     "priceFrom": _PRICE_FROM, "spot": _SPOT,
 }, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
 _POOL_STATUS = fields({"conditions": items(_CONDITION)})  # a price in it is checked where it is read
+
+_SELECTOR = fields({"cel": fields({"expression": _TEXT}, required=("expression",))})
+_CLASS_SPEC = fields({"selectors": items(_SELECTOR)})
+_ATTRIBUTE = fields({"int": number(-_LARGEST - 1, _LARGEST), "bool": truth, "string": _TEXT, "version": _TEXT})
+_DEVICE = fields({
+    "name": _NAMED, "attributes": table(_ATTRIBUTE), "capacity": table(fields({"value": amount}, required=("value",))),
+    "taints": items(_TAINT), "allowMultipleAllocations": truth, "consumesCounters": items(fields({})),
+}, required=("name",))  # fmt: skip
+_SLICE_SPEC = fields({
+    "driver": _NAMED, "nodeName": _NAMED, "devices": items(_DEVICE),
+    "pool": fields({"name": _NAMED, "generation": number(0, _LARGEST)}, required=("name",)),
+}, required=("driver", "pool"))  # fmt: skip
+_RESULT = fields({
+    "driver": _NAMED, "pool": _NAMED, "device": _NAMED, "adminAccess": truth,
+}, required=("driver", "pool", "device"))  # fmt: skip
+_ALLOCATION = fields({"devices": fields({"results": items(_RESULT)})})
 
 # The rest of a job's spec is validated, and reported in its status, when the operator picks up the job.
 _JOB_SPEC = fields({"managedBy": _TEXT, "pools": items(fields({"name": _NAMED}, required=("name",)))}, ("pools",))
@@ -116,6 +138,9 @@ _SHAPES: Mapping[str, Shape] = {
     POD: fields({"metadata": _IN_NAMESPACE, "spec": _POD_SPEC, "status": _POD_STATUS}, required=("metadata",)),
     POOL: fields({"metadata": _IN_CLUSTER, "spec": _POOL_SPEC, "status": _POOL_STATUS}, required=("metadata", "spec")),
     NODE: fields({"metadata": _IN_CLUSTER, "spec": _NODE_SPEC, "status": _NODE_STATUS}, required=("metadata",)),
+    DEVICE_CLASS: fields({"metadata": _IN_CLUSTER, "spec": _CLASS_SPEC}, required=("metadata",)),
+    SLICE: fields({"metadata": _IN_CLUSTER, "spec": _SLICE_SPEC}, required=("metadata", "spec")),
+    CLAIM: fields({"metadata": _IN_NAMESPACE, "status": fields({"allocation": _ALLOCATION})}, required=("metadata",)),
 }
 
 
@@ -123,12 +148,14 @@ def check(kind: str, item: Any) -> None:
     """Check that the operator can read an object.
 
     Args:
-        kind: `JOB`, `POD`, `POOL` or `NODE`.
+        kind: of the object, one of `API_VERSIONS`.
         item: the unchecked object.
 
     Raises:
         UnreadableError: the object is malformed; the error names the first faulty field.
     """
     _SHAPES[kind](item, "")
-    if kind == POOL and item["spec"]["deviceType"] == "XPU" and not item["spec"].get("resourceName"):
-        raise UnreadableError("spec.resourceName", None, "set, as deviceType XPU has no default")
+    if kind == POOL:
+        spec = item["spec"]
+        if spec["deviceType"] == "XPU" and not (spec.get("resourceName") or spec.get("deviceClassName")):
+            raise UnreadableError("spec.resourceName", None, "set, or deviceClassName, as XPU pools have no default")

@@ -203,6 +203,7 @@ class Membership:
             allocation=allocation,
             restore=restore,
             earlier_steps=progress.earlier_steps,
+            loss_scale=progress.scale,
             missing=() if restore else tuple(s.index for s in roster.servers() if not s.holds_state),
         )
         for workers, following in zip(stages, [*stages[1:], []], strict=True):

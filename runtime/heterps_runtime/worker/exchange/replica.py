@@ -40,7 +40,7 @@ class Replica:
     ) -> None:
         self.names = tuple(initial)
         self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
-        self.earlier_steps = 0  # before this job's first that the optimizer's state is of
+        self.earlier_steps = 0  # before this job's first that the optimizer's state is of, less the skipped ones
         self._shapes = {n: v.shape for n, v in initial.items()}
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
@@ -100,6 +100,11 @@ class Replica:
             mean = mean if value.is_floating_point() else mean.round()
             self._statistics[name] = (value + mean).to(value.dtype)
         self.version += 1
+
+    def skip(self) -> None:
+        """Count a step that changes nothing."""
+        self.version += 1
+        self.earlier_steps -= 1
 
     def _update(self, gradient: torch.Tensor) -> None:
         options, values, state = self._optimizer.options, self._values, self._state

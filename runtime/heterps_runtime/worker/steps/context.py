@@ -35,6 +35,7 @@ class WorkerContext:
     num_stages: int
     committed: int  # steps at the start of the generation
     total: int  # steps of the job
+    loss_scale: float | None  # at the start of the generation; None: losses are not scaled
     schedule: Schedule
     servers: ServerClient
     downstream: Downstream | None  # None for the last stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from heterps_runtime.wire.messages import Array, Done
+from heterps_runtime.wire.messages import Array, Commit, Done
 from heterps_runtime.worker.exchange.parameters import Replication
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.runs import StepRun
@@ -36,7 +36,13 @@ class Delivery:
         self._process.clock.switch("push")
         self._runs[run.step] = run
         chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
-        run.finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
+        if run.factor is not None:
+            unscale = 1.0 / run.factor
+            chunks = [(dim, keys, gradient * np.float32(unscale)) for dim, keys, gradient in chunks]
+            for leaf in (run.leaves or {}).values():
+                if leaf.grad is not None:
+                    leaf.grad.mul_(unscale)
+        run.finite = all(_is_finite(gradient) for _, _, gradient in chunks)
         replication = self._context.replication
         dense: dict[str, Array] = {}
         changes: dict[str, Array] = {}
@@ -44,7 +50,7 @@ class Delivery:
             # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
             dense = arrays_of({n: leaf.grad for n, leaf in leaves.items() if leaf.grad is not None})
-            run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
+            run.finite = run.finite and all(map(_is_finite, dense.values()))
             changes = arrays_of(run.changes)
         self._context.servers.push(run.step, chunks, dense, changes)
         self._process.round_trip.send(run.step)
@@ -81,12 +87,16 @@ class Delivery:
             run.pushed = True
             self._report(run)
 
-    def commit(self, step: int, batch_size: int) -> None:
-        """Apply a committed step to the replica."""
-        run = self._runs.pop(step)
-        if self._context.replication is not None:
-            flat = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
-            self._context.replication.replica.apply(flat, batch_size)
+    def commit(self, order: Commit) -> None:
+        """Apply a committed step to the replica, unless it is skipped."""
+        run = self._runs.pop(order.step)
+        if self._context.replication is None:
+            return
+        replica = self._context.replication.replica
+        if order.skipped:
+            replica.skip()
+        else:
+            replica.apply(torch.zeros(0) if run.flat_gradient is None else run.flat_gradient, order.batch_size)
 
     def clear(self) -> None:
         """Drop all steps."""
@@ -98,7 +108,8 @@ class Delivery:
         if run.reported or not (run.pushed and run.reduced):
             return
         run.reported = True
-        report = Done(self._context.generation, run.step, sum(map(float, run.losses)), run.finite, self._figures())
+        loss = sum(map(float, run.losses))
+        report = Done(self._context.generation, run.step, loss, run.finite, self._figures(), run.loss_scale)
         self._process.link.send(report)
 
     def _figures(self) -> dict[str, float]:
@@ -109,3 +120,9 @@ class Delivery:
         waits = sum(s for n, s in delta.items() if n.startswith("wait"))
         total = sum(delta.values())
         return {**delta, "step": total, "wait": waits, "compute": total - waits}
+
+
+def _is_finite(values: Array) -> bool:
+    """Whether all values are finite, and their sum: that takes one pass over them."""
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity
+        return bool(np.isfinite(values.sum()))

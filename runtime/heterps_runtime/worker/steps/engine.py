@@ -21,7 +21,7 @@ from heterps_runtime.data.order import BatchOrder, SequentialOrder
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.intake import LabelError
 from heterps_runtime.partition.allocation import Allocation
-from heterps_runtime.wire.messages import Backward, Evaluated, Forward
+from heterps_runtime.wire.messages import Backward, Commit, Evaluated, Forward
 from heterps_runtime.worker.rows.servers import Initialised, Pushed
 from heterps_runtime.worker.steps.choosing import next_backward, next_forward
 from heterps_runtime.worker.steps.consistency import Reads
@@ -30,6 +30,7 @@ from heterps_runtime.worker.steps.delivery import Delivery
 from heterps_runtime.worker.steps.evaluation import Evaluation
 from heterps_runtime.worker.steps.feed import Feed
 from heterps_runtime.worker.steps.inputs import Inputs
+from heterps_runtime.worker.steps.loss_scales import LossScales
 from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
 from heterps_runtime.worker.steps.source import BatchSource
 from heterps_runtime.worker.steps.stage import Stage
@@ -75,6 +76,8 @@ class Engine:
         self._evaluation_left = 0  # steps of which this worker has a share
         self._started = False
         self._early: list[tuple[bytes, Forward]] = []  # activations that refer to an order not received yet
+        ahead = self._reads.steps_ahead(dense=stage.exchanges_dense)
+        self._loss_scales = LossScales(context.committed, context.loss_scale, ahead)
         self._taken: dict[int, set[int]] = {}  # micro-batches whose activations have arrived, by step
 
     # --- inputs -------------------------------------------------------------------------------------------------------
@@ -96,12 +99,13 @@ class Engine:
             self._report_evaluation()
         self._replay_early()
 
-    def commit(self, step: int, batch_size: int) -> None:
+    def commit(self, order: Commit) -> None:
         """Note the commit of a step."""
-        del self._runs[step]
-        self._taken.pop(step, None)
-        self._delivery.commit(step, batch_size)
-        self.committed = step + 1
+        del self._runs[order.step]
+        self._taken.pop(order.step, None)
+        self._delivery.commit(order)
+        self.committed = order.step + 1
+        self._loss_scales.commit(order)
 
     def allocate(self, allocation: Allocation) -> None:
         """Change batch sizes from a step that no worker has begun."""
@@ -245,6 +249,7 @@ class Engine:
             dense_version=max(0, step - self._reads.dense_lag) if training else self.committed,
             rows_version=max(0, step - self._reads.rows_lag) if training else self.committed,
             expected=tuple(m.index for m in self._schedule.mine(step)),
+            batch_size=self._schedule.batches.size(step),
         )
         self._runs[step] = run
         self._inputs.ask_for_dense(run)
@@ -266,6 +271,7 @@ class Engine:
             return
         try:
             if work.run.training:
+                work.run.loss_scale = self._loss_scales.of(work.run.step)
                 self._stage.learn(work)
             else:
                 logits, loss = self._stage.score(work)
@@ -314,7 +320,7 @@ class Engine:
         if work.sender:
             self._clock.switch("send")
             gradients = self._stage.input_gradients(work)
-            back = Backward(self.context.generation, run.step, work.micro_batch.index, gradients)
+            back = Backward(self.context.generation, run.step, work.micro_batch.index, gradients, run.loss_scale)
             self.context.upstream.send(work.sender, back)
         work.outputs, work.looked_up, work.inputs = {}, [], {}
         run.num_finished += 1
@@ -372,6 +378,7 @@ class Engine:
         if not run.training:
             self._finish_work(work)
             return
+        run.loss_scale = message.loss_scale
         work.gradients = self._stage.take_tensors(message.gradients, _bfloat16(work.outputs))
         run.returned.append(work)
 

@@ -64,6 +64,9 @@ class StepRun:
         statistics: buffers that training changes, as each micro-batch finds them.
         changes: of the statistics, each times the samples of its micro-batch, summed over this worker's.
         losses: of this worker's micro-batches, each summed over samples, on the device.
+        batch_size: samples of the step's global batch.
+        loss_scale: by which the mean loss is multiplied before backward, known with the first gradients; None:
+            gradients are those of the sum of losses.
     """
 
     step: int
@@ -71,6 +74,8 @@ class StepRun:
     dense_version: int
     rows_version: int
     expected: tuple[int, ...]
+    batch_size: int
+    loss_scale: float | None = None
     leaves: Leaves | None = None
     dense_request: int | None = None
     statistics: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -87,6 +92,11 @@ class StepRun:
     reduced: bool = False
     pushed: bool = False
     reported: bool = False
+
+    @property
+    def factor(self) -> float | None:
+        """By which the loss of a micro-batch, summed over samples, is multiplied before backward; None: it is not."""
+        return None if self.loss_scale is None else self.loss_scale / self.batch_size
 
 
 def largest_of(label: torch.Tensor) -> int | None:

@@ -115,12 +115,12 @@ class Stage:
             run.changes[name] = change if known is None else known + change
 
     def learn(self, work: Work) -> None:
-        """Last stage: compute loss and gradients of a micro-batch."""
+        """Last stage: compute loss and gradients of a micro-batch; gradients are those of the scaled mean loss."""
         loss = self._loss_sum(work.outputs["logits"], work.label, work.largest_label)
         work.run.losses.append(loss.detach())  # a number only at the end of the step: it waits for the device
         self._clock.switch("backward")
         with self.operations.of(work):
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss if work.run.factor is None else loss * work.run.factor)
         self.operations.finish(work)
 
     def score(self, work: Work) -> tuple[torch.Tensor, float]:

@@ -107,6 +107,44 @@ def test_an_object_that_the_api_server_refuses_is_told(world: World, error: ApiE
     assert world.names(PODS) == {"flights-coordinator-1-1"}
 
 
+@pytest.mark.parametrize(
+    ("verb", "error", "reason", "words"),
+    [
+        ("apply", ApiError(404, "NotFound", "404 page not found"), "NoDeviceApi", "does not serve resource.k8s.io/v1"),
+        (
+            "get",
+            ApiError(403, "Forbidden", 'User "a" cannot get resource "resourceclaimtemplates" in API group "x"'),
+            "Forbidden",
+            "dynamicResourceAllocation.enabled=true",
+        ),
+    ],
+)
+def test_a_job_that_cannot_claim_devices_says_what_is_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch, verb: str, error: ApiError, reason: str, words: str
+) -> None:
+    pool = next(pool for pool in world.pools if pool["spec"]["deviceType"] == "GPU")
+    del pool["spec"]["resourceName"]
+    pool["spec"]["deviceClassName"] = "gpu.example.com"
+    world.cluster = world.make_cluster()
+    asked = getattr(world.server, verb)
+
+    def refusing(path: str, *arguments: Any, **options: Any) -> Any:
+        if "/resourceclaimtemplates/" in path:
+            raise error
+        return asked(path, *arguments, **options)
+
+    monkeypatch.setattr(world.server, verb, refusing)
+    controller = world.controller()
+    controller.turn()
+    assert world.condition("Planned")["reason"] == reason
+    assert words in world.status["message"]
+    assert world.names(PODS) == set()
+    monkeypatch.undo()
+    world.now += 60
+    controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
 def test_a_job_whose_pool_is_deleted_goes_on_and_says_so(world: World) -> None:
     controller = world.controller()
     controller.turn()
