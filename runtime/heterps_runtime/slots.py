@@ -1,4 +1,4 @@
-"""Which parameter servers hold a row: that of its slot, and with `parameterServer.replication` the next ones, too."""
+"""The parameter server of each row, by slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from heterps_runtime.store.keys import NUM_SLOTS
 
-__all__ = ["holders_of", "overlapping_servers", "shards_of", "share_of_slots", "slot_map"]
+__all__ = ["overlapping_servers", "share_of_slots", "slot_map"]
 
 
 @cache
@@ -18,19 +18,6 @@ def slot_map(num_servers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     servers = (np.arange(NUM_SLOTS) * num_servers // NUM_SLOTS).astype(np.int32)
     servers.flags.writeable = False
     return servers
-
-
-def shards_of(server: int, num_servers: int, replication: int) -> tuple[int, ...]:
-    """The shards that a server holds: its own first, then copies of those of the servers before it.
-
-    A shard is the state of one server: the rows of its slots, and its pieces of dense parameters.
-    """
-    return tuple((server - i) % num_servers for i in range(replication))
-
-
-def holders_of(shard: int, num_servers: int, replication: int) -> tuple[int, ...]:
-    """The servers that hold a shard: the one that answers for it first, then those with copies."""
-    return tuple((shard + i) % num_servers for i in range(replication))
 
 
 def overlapping_servers(server: int, num_servers: int, num_others: int) -> frozenset[int]:

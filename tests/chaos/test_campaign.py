@@ -15,8 +15,9 @@ from tests.chaos.faults.schedule import draw
 from tests.chaos.namespaces import obstacles
 
 ROOT = Path(__file__).parents[2]
-# A torn checkpoint, a killed worker whose gradients are on their way, and one that is stopped for a second.
-SEED, FAULTS = 68, 3
+# A coordinator that is stopped for a second, a torn checkpoint, and a killed server whose answers are on their way and
+# whose rows another one holds, too.
+SEED, FAULTS = 189, 3
 KINDS = ["kill", "stop", "delay", "disk-full", "disk-torn"]
 CONSISTENCIES = ["hybrid", "async"]
 
@@ -33,6 +34,7 @@ def test_a_job_survives_its_faults_and_every_sample_counts_once(tmp_path: Path) 
     [run] = json.loads(report.read_text())
     planned = draw(SEED, FAULTS, KINDS, CONSISTENCIES, 1.0).faults
     assert {fault.kind for fault in planned} == {"kill", "stop", "disk-torn"}
+    assert draw(SEED, FAULTS, KINDS, CONSISTENCIES, 1.0).topology.copies == 2
     assert [happened["fault"] for happened in run["faults"]] == [asdict(fault) for fault in planned]
     assert all(happened["done"] for happened in run["faults"]), "each fault had a target"
     assert run["problems"] == []

@@ -14,8 +14,8 @@ import zmq
 
 from heterps_runtime.checkpoint import Storage
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.ps.shard import Shard
-from heterps_runtime.slots import holders_of
 from heterps_runtime.wire.messages import CopyRows, CopyShard, Generation, Message, ShardRows, ShardState
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connections

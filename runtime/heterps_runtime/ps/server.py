@@ -20,6 +20,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.member import Member
+from heterps_runtime.partition.copies import shards_of
 from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import Wakeup, log
@@ -27,7 +28,6 @@ from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Part, Saver
-from heterps_runtime.slots import shards_of
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.spill import SpillSpace

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from heterps_runtime.coordinator.files import JobFiles
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.wire.security import LinkSecurity
 from tests.fuzz.target import Form, Target
@@ -39,6 +40,8 @@ def _handler(name: str) -> Callable[[bytes], None]:
         world = World([("cpu", 1, 2), ("cpu", 2, 1)])
         server = CoordinatorServer.__new__(CoordinatorServer)
         server.core, server._config = world.core, world.config
+        server._files = JobFiles.__new__(JobFiles)
+        server._files._config = world.config
         server._security, server._plan_revision = LinkSecurity(_TOKEN, encrypted=False), 0
         request: Any = _Request(data)
         answer = server._guard()(request, getattr(server, name))

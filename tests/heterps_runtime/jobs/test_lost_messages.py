@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from heterps_runtime.wire import link, sequence
 from heterps_runtime.wire.messages import MESSAGES
 from heterps_runtime.worker import generation, member
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.jobs import counting_configuration, run_job, trained_model
+from tests.heterps_runtime.helpers.gate import Gate
+from tests.heterps_runtime.helpers.jobs import ThreadedJob, counting_configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.swallowing import Swallowing
 
 pytestmark = pytest.mark.slow
@@ -26,6 +29,7 @@ FAULTS: dict[str, list[tuple[str, ...]]] = {
     "servers": [("define", "defined"), *((op,) for op in ("pull", "rows", "pull-dense", "dense", "push", "ack"))],
     "stages": [("forward",), ("backward",)],
 }
+COPIES = ("copy-shard", "shard-state", "copy-rows", "shard-rows")  # between servers, before a generation works
 # Sent once if asked for, or answered by the end of the process, or followed by the next one.
 OTHERS = {"allocation", "damaged", "failed", "leaving", "pulse", "probe"}
 
@@ -42,7 +46,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_message_is_in_a_list() -> None:
-    assert {op for faults in FAULTS.values() for fault in faults for op in fault} | OTHERS == set(MESSAGES)
+    lost = [*itertools.chain(*FAULTS.values()), COPIES]
+    assert {op for fault in lost for op in fault} | OTHERS == set(MESSAGES)
 
 
 @pytest.mark.parametrize("group", FAULTS)
@@ -58,4 +63,28 @@ def test_a_message_that_is_lost_ends_its_generation(
     status = run_job(document, [("cpu", 0, 2), ("cpu", 2, 1)], 2)
     network.close()
     assert not network.remaining, "each message was lost"
+    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., None]
+) -> None:
+    network = Swallowing([COPIES])
+    network.tap_listeners(monkeypatch)
+    document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
+    document["job"]["spec"]["parameterServer"]["replication"] = 2
+    document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
+    gate, job = Gate(monkeypatch, first_step=5), ThreadedJob(document)
+    gate.open.clear()  # or training is over before the server loses its state
+    job.start([("cpu", 2, 2)], 2)
+    job.wait(lambda status: status["committedSteps"] >= 3)
+    gate.open.set()
+    lose(job, "ps-1")
+    status = job.wait()
+    job.close()
+    network.close()
+    assert not job.failures, "\n".join(job.failures)
+    assert not network.remaining, "each message was lost"
+    assert "RolledBack" not in [event["reason"] for event in status["events"]]
     assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,7 @@ def refusal(job: ThreadedJob, precision: str | None) -> str:
     """The coordinator's words about a plan."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         job.credentials.request("PUT", PATH_PLAN, plan_document(STAGES, 1, precision))
-    text: str = json.loads(caught.value.read())["error"]
-    return text
+    return caught.value.msg
 
 
 def run(job: ThreadedJob, precision: str) -> dict[str, Any]:

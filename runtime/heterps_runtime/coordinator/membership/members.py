@@ -10,7 +10,7 @@ from typing import Any
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Address
-from heterps_runtime.slots import holders_of
+from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_plan"]

@@ -14,9 +14,9 @@ import numpy as np
 import zmq
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.partition.pieces import Piece
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.slots import holders_of
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
