@@ -92,6 +92,6 @@ def test_rows_are_never_staler_than_promised(
     document = configuration(folder / f"stale-{consistency}", consistency=consistency, steps=30)
     status = run_job(document, [("cpu", 5, 2), ("card", 10, 1)], 1)
     assert status["phase"] == "Succeeded", status["error"]
-    assert len(seen) == 30 * 3  # each worker once per step
+    assert {step for step, _ in seen} == set(range(30))  # more than once each, if a busy machine loses a member
     # A step whose rows lacked more commits than the bound could not have been computed before this version.
     assert all(step - committed <= bound for step, committed in seen)

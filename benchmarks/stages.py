@@ -1,0 +1,146 @@
+"""Other stages for a running job: how long training stands still, in place and by a restart from a checkpoint.
+
+    python -m benchmarks.stages [--rounds 5]
+
+The deep network trains on a click log in two stages, with one worker each and one server. Then it gets a plan of three
+stages. In place, the plan is submitted and the third worker is started, as the controller does
+(docs/decisions/0064-stages-in-place.md). By a restart, the job saves a checkpoint and ends, and new processes go on
+with the new plan. The pause lasts from the last commit of the old stages to the first of the new ones, as seen by
+looking at the coordinator every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks._clicks import CACHE, NETWORKS, click_job, click_log
+from benchmarks._heterps import HeterPS
+from benchmarks._processes import Processes, pool_document, stage_document
+from benchmarks._ratios import spread
+
+from heterps_runtime.contract import PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS, PATH_STOP
+
+BATCH, WARM_UP = 2048, 60  # steps before the change
+ENDLESS = 1_000_000
+LOOK_SECONDS = 0.005
+PATIENCE_SECONDS = 120.0
+LAST = NETWORKS["deep"].layers - 1
+
+
+def stages(*last_layers: int) -> list[dict[str, Any]]:
+    """Return stages with one worker each, by their last layers."""
+    first, found = 0, []
+    for index, last in enumerate(last_layers):
+        found.append(stage_document(index, "cpu", first, last, 1, 1))
+        first = last + 1
+    return found
+
+
+TWO, THREE = stages(LAST // 2, LAST), stages(LAST // 3, 2 * LAST // 3, LAST)
+
+
+def documents(data: Path) -> list[dict[str, Any]]:
+    """Return the pool and the job."""
+    files = {
+        "train": str(data / "train"),
+        "evaluation": str(data / "held-out"),
+        "cache": {"directory": str(CACHE / "data-cache")},
+    }
+    training = {"globalBatchSize": BATCH, "steps": ENDLESS, "microBatches": 4, "precision": "fp32", "seed": 17}
+    return [pool_document("cpu", "CPU", "cpu", 4, "0.04"), click_job("stages", "deep", files, training)]
+
+
+def next_commit(job: Processes, after: int, number: int) -> tuple[float, float, int]:
+    """Wait for a commit under a plan with a number of stages.
+
+    Args:
+        job: that trains.
+        after: steps that were committed before.
+        number: of stages.
+
+    Returns:
+        When the last commit before it was seen, when it was, and the committed steps.
+    """
+    last, deadline = time.monotonic(), time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        status = job.request("GET", PATH_STATUS)
+        now, committed = time.monotonic(), status["committedSteps"]
+        if committed > after:
+            if len(status["stages"]) == number and status["running"]:
+                return last, now, committed
+            last, after = now, committed
+        job.check()
+        time.sleep(LOOK_SECONDS)
+    raise SystemExit("the job does not get on")
+
+
+def warm_up(job: Processes) -> int:
+    """Wait until training is steady; return the committed steps."""
+    committed = 0
+    while committed < WARM_UP:
+        _, _, committed = next_commit(job, committed, len(TWO))
+    return committed
+
+
+def in_place(data: Path, folder: Path) -> float:
+    """Return the pause of a change in place, in seconds."""
+    with HeterPS(documents(data), folder, TWO) as job:
+        committed = warm_up(job)
+        servers = {"pool": "cpu", "replicas": 1, "units": 1}
+        job.request("PUT", PATH_PLAN, {"stages": THREE, "parameterServer": servers, "revision": 2})
+        job.start("worker", "--stage", "2", "--index", "0", "--pool", "cpu")
+        last, first, _ = next_commit(job, committed, len(THREE))
+    return first - last
+
+
+def by_restart(data: Path, folder: Path) -> float:
+    """Return the pause of a change by a restart, in seconds."""
+    with HeterPS(documents(data), folder, TWO) as job:
+        committed = warm_up(job)
+        job.request("POST", PATH_STOP)
+        stopped, deadline = time.monotonic(), time.monotonic() + PATIENCE_SECONDS
+        while (status := job.request("GET", PATH_STATUS))["phase"] != "Stopped":
+            if status["committedSteps"] > committed:
+                stopped, committed = time.monotonic(), status["committedSteps"]
+            if time.monotonic() > deadline:
+                raise SystemExit("the job does not stop")
+            time.sleep(LOOK_SECONDS)
+        job.request("POST", PATH_SHUTDOWN)
+        for process in job.started:
+            process.wait(timeout=PATIENCE_SECONDS)
+    again = folder / "again"
+    again.mkdir()
+    with Processes(json.loads((folder / "config.json").read_text()), again) as job:
+        job.train(THREE, 1, "cpu")
+        _, first, _ = next_commit(job, committed, len(THREE))
+    return first - stopped
+
+
+def main() -> None:
+    """Measure both ways in turns, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    rounds = parser.parse_args().rounds
+    data = click_log("deep")
+    ways = {"in place": in_place, "by a restart": by_restart}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name, change in ways.items():
+            with tempfile.TemporaryDirectory(prefix="heterps-stages-") as folder:
+                found[name].append(change(data, Path(folder)))
+        figures = ", ".join(f"{name} {pauses[-1]:.2f} s" for name, pauses in found.items())
+        print(f"  round {number + 1}: {figures}", file=sys.stderr, flush=True)
+    print("| 2 stages become 3 | seconds without a step, median (min - max) |")
+    print("|---|---|")
+    for name, pauses in found.items():
+        print(f"| {name} | {spread(pauses, '.2f')} |")
+
+
+if __name__ == "__main__":
+    main()
