@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy takes many messages."""
-    monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 16)
+    monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 64)
 
 
 def _replicated(document: dict[str, Any]) -> dict[str, Any]:
@@ -118,11 +118,11 @@ def test_one_server_after_the_other_may_lose_its_state(
     expected = train(RunConfig.from_json(document), torch.float64)
     job = ThreadedJob(document)
     job.start(stages, 2)
-    for number in range(1, 5):
-        job.wait(lambda status: status["committedSteps"] >= 10 * number)  # noqa: B023  # asked in this round only
+    for number in range(1, 3):  # the second one copies what the first one has copied
+        job.wait(lambda status: status["committedSteps"] >= 15 * number)  # noqa: B023  # asked in this round only
         lose(job, f"ps-{number % 2}")
     status = _end(job)
-    assert status["generation"] >= 5
+    assert status["generation"] >= 3
     assert "RolledBack" not in _reasons(status)
     assert_same_model(trained_model(status), expected)
 
