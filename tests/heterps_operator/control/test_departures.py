@@ -90,6 +90,25 @@ def test_a_job_whose_state_has_to_move_starts_again_from_a_checkpoint(name: str)
     assert world.status.outcome is None
 
 
+def test_a_server_whose_rows_others_hold_leaves_and_is_replaced() -> None:
+    world = leaving("ps-0", "worker-0-0", replication=2)
+    assert {action.name for action in world.settle() if isinstance(action, StopProcess)} == {"ps-0", "worker-0-0"}
+    assert "ps-0 leaves node a, which is cordoned" in told(world, "ProcessMoves")
+    ended(world, "ps-0", "worker-0-0")
+    assert set(started(world.settle())) == {("ps-0", 1, 2), ("worker-0-0", 1, 2)}
+    assert (world.status.phase, world.status.failures, world.status.restarts) == (Phase.RUNNING, 0, {})
+
+
+@pytest.mark.parametrize("why", ["the coordinator leaves", "a server has no state", "there is no coordinator"])
+def test_a_server_is_not_replaced_alone_if_more_is_missing(why: str) -> None:
+    world = leaving("ps-0", *(["coordinator"] if why == "the coordinator leaves" else []), replication=2)
+    if why == "a server has no state":
+        world.member("ps-0")["state"] = "joined"
+    world.answers = why != "there is no coordinator"
+    assert not [action for action in world.turn().actions if isinstance(action, StopProcess)]
+    assert world.status.phase == Phase.STOPPING
+
+
 def test_a_job_that_has_nothing_to_save_yet_moves_at_once() -> None:
     world = World().planned()
     world.processes["ps-0"] = replace(world.processes["ps-0"], leaves=CORDONED)

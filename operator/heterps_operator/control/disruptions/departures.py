@@ -4,8 +4,9 @@ A cordoned node is about to be drained, and some taints announce that a node wil
 it loses no committed step:
 
 - Workers and profilers end, and start on other nodes. Meanwhile the other workers of a stage share the batch.
-- A coordinator or server holds what only a checkpoint carries to another node. The job writes one, ends all its
-  processes, and starts them again from it.
+- So does a server whose rows others hold (`parameterServer.replication`), one at a time; training then stands still.
+- A coordinator, or a server without copies, holds what only a checkpoint carries to another node. The job writes one,
+  ends all its processes, and starts them again from it.
 - The same happens if the nodes that are left have no room for the plan: the job needs another one, or waits.
 
 With `runPolicy.cordonPolicy: Stay`, the job leaves only nodes whose removal is announced.
@@ -13,17 +14,18 @@ With `runPolicy.cordonPolicy: Stay`, the job leaves only nodes whose removal is 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.disruptions.failures import is_current
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.values import Action, Departure, Observed, ProcessView, StopProcess
-from heterps_runtime.contract import Role
+from heterps_runtime.contract import MemberState, Role
 
 __all__ = ["judge_departures"]
 
-_GRACE_SECONDS = 5.0  # a worker has nothing to save: its uncommitted step is repeated
+_GRACE_SECONDS = 5.0  # these have nothing to save: an uncommitted step is repeated
 _REPLACED = frozenset({Role.WORKER, Role.PROFILE})  # without the other processes
 
 
@@ -47,7 +49,7 @@ def judge_departures(
         return status, (), ()
     plan = status.plan
     fits = plan is None or observed.capacity.fits(plan.units)
-    if fits and all(process.spec.role in _REPLACED for process in leaving):
+    if fits and _can_replace(leaving, job, observed):
         attempts = {process.name: process.spec.attempt + 1 for process in leaving}
         status = replace(status, attempts={**status.attempts, **attempts})
         events = tuple(
@@ -59,6 +61,18 @@ def judge_departures(
     status = replace(status, moving=why, stopping_since=now).with_phase(Phase.STOPPING, now)
     text = f"{why}: the job saves a checkpoint and continues on other nodes"
     return status, (), (Event("Normal", "JobMoves", text if fits else f"{text}, once they have room", now),)
+
+
+def _can_replace(leaving: Collection[ProcessView], job: JobSpec, observed: Observed) -> bool:
+    """Whether the job goes on without these processes until others take their places."""
+    servers = [process for process in leaving if process.spec.role == Role.PS]
+    if any(process.spec.role not in (*_REPLACED, Role.PS) for process in leaving):
+        return False
+    if not servers:
+        return True
+    view = observed.coordinator
+    there = view is not None and all(m.state == MemberState.READY for m in view.members if m.role == Role.PS)
+    return job.replication > 1 and len(servers) == 1 and there
 
 
 def _departure(process: ProcessView, job: JobSpec, observed: Observed, status: Status) -> Departure | None:
