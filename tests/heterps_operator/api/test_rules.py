@@ -81,8 +81,6 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (changed(changed(JOB_VALUE, "spec.training.precision", "Auto"), "spec.training.allowedPrecisions", ["fp32"]),
      "spec.training.allowedPrecisions", ["fp32", "bf16"], ...,
      "precision Auto needs the precisions that the planner may choose from"),
-    (changed(JOB_VALUE, "spec.training.precision", "Auto"), "spec.training.allowedPrecisions", ["bf16", "fp32"],
-     ["fp32", "Auto"], 'spec.training.allowedPrecisions[1]: must be one of'),
     (JOB_VALUE, f"{OPTIMIZER}.dense", {"name": "sgd", "momentum": "0.9"}, {"momentum": "0.9"}, "option of sgd only"),
     (JOB_VALUE, f"{OPTIMIZER}.dense", {"beta1": "0.5"}, {"name": "sgd", "beta1": "0.5"}, "beta1 is an option of adam"),
     (JOB_VALUE, f"{OPTIMIZER}.dense", {"beta2": "0.5"}, {"name": "sgd", "beta2": "0.5"}, "beta2 is an option of adam"),
