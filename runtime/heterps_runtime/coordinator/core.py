@@ -98,7 +98,7 @@ class CoordinatorCore:
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
     def set_plan(self, plan: PlanDocument) -> None:
-        """Fix stages, workers and servers; a later plan may change the number of workers.
+        """Fix stages, workers and servers; a later plan may change the number of workers, and some stages.
 
         Raises:
             ValueError: the plan does not fit the job, cannot take effect while it runs, or the job is over.
@@ -137,7 +137,7 @@ class CoordinatorCore:
         return not problem
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
-        """Change the number of workers; remaining ones keep process, model and caches."""
+        """Change the number of workers, or prepare other stages; remaining workers keep process, model and caches."""
         if roster.newest_plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             return  # a late plan is no error: the remaining work needs no other workers
         retired = self.membership.rescale(plan)
