@@ -3,7 +3,7 @@
 A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So
 the times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
 provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others
-go on. Other stages or pools need a restart from the checkpoint; that is done only if the present ones cannot reach
+go on. Other stages or pools may need a restart from the checkpoint; that is done only if the present ones cannot reach
 the floor with any number of units (`redivision`), or cannot be had any more (`stranded`).
 
 A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
