@@ -72,7 +72,7 @@ def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
 ) -> None:
     network = Swallowing([COPIES])
     network.tap_listeners(monkeypatch)
-    document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
+    document = counting_configuration(tmp_path / "job", "hybrid", steps=10 * STEPS)  # not over before the loss
     document["job"]["spec"]["parameterServer"]["replication"] = 2
     document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
     gate, job = Gate(monkeypatch, first_step=5), ThreadedJob(document)
@@ -87,4 +87,4 @@ def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
     assert not job.failures, "\n".join(job.failures)
     assert not network.remaining, "each message was lost"
     assert "RolledBack" not in [event["reason"] for event in status["events"]]
-    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)
+    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=10 * STEPS)

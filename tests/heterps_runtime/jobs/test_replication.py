@@ -111,7 +111,7 @@ def test_one_server_after_the_other_may_lose_its_state(
     Servers encrypt what they copy from one another if the job asks for it.
     """
     work = folder / f"in-turn-{stages[1][0]}"
-    document = _replicated(configuration(work, rows=4000, steps=STEPS))
+    document = _replicated(configuration(work, rows=4000, steps=5 * STEPS))  # not over before the second loss
     document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
     document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
     document["job"]["spec"]["encryption"] = "Required"
