@@ -177,8 +177,8 @@ class ParameterServer(Member):
             # The coordinator first: a commit releases parked pulls, and a new generation invalidates queued requests.
             self._follow_coordinator()
             try:
-                self._take_requests()
                 self._recover()
+                self._take_requests()
             except ProtocolError as error:
                 self._join_again(str(error))
             except DamagedError as error:  # `define` reads in whichever generation comes first
@@ -277,9 +277,6 @@ class ParameterServer(Member):
     def _become_ready(self) -> None:
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
-        early, self._early = self._early, []
-        for sender, request in early:
-            self._request(sender, request)
 
     def _hold(self, num_servers: int) -> None:
         """Hold this server's shard, and copies of those of the servers before it."""
@@ -358,11 +355,15 @@ class ParameterServer(Member):
     # --- workers and other servers ------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        """Handle every request that has arrived.
+        """Handle every request that has arrived, first those that came before this server was ready for them.
 
         Raises:
             ProtocolError: one of them is damaged, lost, or no request.
+            DamagedError: a checkpoint that rows are read from is damaged.
         """
+        early, self._early = self._early, []
+        for sender, request in early:
+            self._request(sender, request)
         while (received := self._listener.receive()) is not None:
             sender, request = received
             if not isinstance(request, ToServer):

@@ -160,11 +160,15 @@ def test_members_compare_checksums_of_what_they_load(
     assert _checkpoints(document) == checkpoints
 
 
+@pytest.mark.parametrize("early", [False, True])
 def test_damage_is_found_also_in_a_generation_after_the_one_that_restores(
-    folder: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """A server reads rows when the tables are defined, which may be after another member has joined again."""
-    document = configuration(folder / "late", steps=STEPS)
+    """A server reads rows when the tables are defined, which may be after another member has joined again.
+
+    A worker may define them before the coordinator's announcement has reached the server.
+    """
+    document = configuration(folder / f"late-{early}", steps=STEPS)
     _run(document, ONE, 1, stop_after=23)
     *_, older, newest = _checkpoints(document)
     define, begin, happened = Shard.define, ParameterServer._begin_generation, []
@@ -180,6 +184,8 @@ def test_damage_is_found_also_in_a_generation_after_the_one_that_restores(
 
     def beginning(server: ParameterServer, announced: Generation) -> None:
         happened.append(announced.restore.folder or "" if announced.restore else "goes on")
+        while early and not server._early:
+            server._take_requests()
         begin(server, announced)
 
     monkeypatch.setattr(Shard, "define", defining)
