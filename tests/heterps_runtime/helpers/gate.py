@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 
+from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.steps import Steps
 from heterps_runtime.ps.shard import Gradients, Shard
 
 
@@ -27,3 +30,28 @@ class Gate:
             push(shard, step, worker, given)
 
         monkeypatch.setattr(Shard, "push", push_when_open)
+
+
+class CommitGate:
+    """Lets each generation of a job commit a limited number of steps, so that training is not over before its next one.
+
+    Servers and workers go on: they answer, and they compute what they may before the next commit.
+
+    Args:
+        monkeypatch: of the test.
+        limits: steps that are committed at most at the end of each generation; later ones have no limit.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *limits: int) -> None:
+        self._limits, self._limit = iter(limits), math.inf
+        form, complete = CoordinatorCore._form_generation, Steps.complete
+
+        def form_with_limit(core: CoordinatorCore) -> None:
+            self._limit = next(self._limits, math.inf)
+            form(core)
+
+        def complete_below_limit(steps: Steps, step: int, num_workers: int) -> bool:
+            return step < self._limit and complete(steps, step, num_workers)
+
+        monkeypatch.setattr(CoordinatorCore, "_form_generation", form_with_limit)
+        monkeypatch.setattr(Steps, "complete", complete_below_limit)

@@ -14,7 +14,7 @@ from heterps_runtime.wire import link, sequence
 from heterps_runtime.wire.messages import MESSAGES
 from heterps_runtime.worker import generation, member
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.gate import Gate
+from tests.heterps_runtime.helpers.gate import CommitGate
 from tests.heterps_runtime.helpers.jobs import ThreadedJob, counting_configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.swallowing import Swallowing
 
@@ -72,14 +72,13 @@ def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
 ) -> None:
     network = Swallowing([COPIES])
     network.tap_listeners(monkeypatch)
-    document = counting_configuration(tmp_path / "job", "hybrid", steps=10 * STEPS)  # not over before the loss
+    document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
     document["job"]["spec"]["parameterServer"]["replication"] = 2
     document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
-    gate, job = Gate(monkeypatch, first_step=5), ThreadedJob(document)
-    gate.open.clear()  # or training is over before the server loses its state
+    CommitGate(monkeypatch, 5)
+    job = ThreadedJob(document)
     job.start([("cpu", 2, 2)], 2)
     job.wait(lambda status: status["committedSteps"] >= 3)
-    gate.open.set()
     lose(job, "ps-1")
     status = job.wait()
     job.close()
@@ -87,4 +86,4 @@ def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
     assert not job.failures, "\n".join(job.failures)
     assert not network.remaining, "each message was lost"
     assert "RolledBack" not in [event["reason"] for event in status["events"]]
-    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=10 * STEPS)
+    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)

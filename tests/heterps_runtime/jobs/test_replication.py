@@ -15,6 +15,7 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, PATH_LOST
 from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.gate import CommitGate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -104,23 +105,24 @@ def test_no_committed_step_is_lost_wherever_a_server_dies(
 
 @pytest.mark.parametrize("stages", [TWO, MIXED])
 def test_one_server_after_the_other_may_lose_its_state(
-    stages: list[Stage], folder: Path, lose: Callable[..., None]
+    stages: list[Stage], folder: Path, lose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch.
 
     Servers encrypt what they copy from one another if the job asks for it.
     """
     work = folder / f"in-turn-{stages[1][0]}"
-    document = _replicated(configuration(work, rows=4000, steps=5 * STEPS))  # not over before the second loss
+    document = _replicated(configuration(work, rows=4000, steps=90))
     document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
     document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
     document["job"]["spec"]["encryption"] = "Required"
     expected = train(RunConfig.from_json(document), torch.float64)
+    CommitGate(monkeypatch, 30, 60)
     job = ThreadedJob(document)
     job.start(stages, 2)
-    for number in range(1, 3):  # the second one copies what the first one has copied
-        job.wait(lambda status: status["committedSteps"] >= 15 * number)  # noqa: B023  # asked in this round only
-        lose(job, f"ps-{number % 2}")
+    for victim, steps in (("ps-1", 15), ("ps-0", 45)):  # the second one copies what the first one has copied
+        job.wait(lambda status: status["committedSteps"] >= steps)  # noqa: B023  # asked in this round only
+        lose(job, victim)
     status = _end(job)
     assert status["generation"] >= 3
     assert "RolledBack" not in _reasons(status)
