@@ -58,31 +58,6 @@ def test_an_undisturbed_run_gives_the_model_that_plain_pytorch_trains(
     assert_same_model(model(trained[0]), expected)
 
 
-def test_processes_compute_in_the_precision_that_the_planner_has_chosen_and_a_resumed_run_keeps_it(
-    expected: dict[str, Any], tmp_path: Path
-) -> None:
-    """Only fp64 is allowed, so that the choice is known: it is not what processes compute in without one."""
-    job = RealJob(
-        tmp_path / "job",
-        profiled=False,
-        checkpoint__everySteps=10_000,
-        training__precision="Auto",
-        training__allowedPrecisions=["fp64"],
-    )
-    process = job.start("run", "job.yaml", "--output", "json")
-    job.await_step(process, 30)
-    os.killpg(process.pid, signal.SIGINT)
-    stopped = job.finish(process)
-    assert stopped.code == 130, stopped.text
-    ended = job.run("--output", "json")
-    assert ended.code == 0, ended.text
-    for report in (stopped.report(), ended.report()):
-        assert report["precision"]["name"] == "fp64"
-        assert report["precision"]["reason"].startswith("fp64 is the choice: fp64 costs $")
-    assert ended.report()["progress"]["resumedFromStep"] >= 30
-    assert_same_model(model(job), expected)
-
-
 def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result]) -> None:
     job, result = trained
     report = result.report()
@@ -105,14 +80,26 @@ def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
 def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     expected: dict[str, Any], tmp_path: Path
 ) -> None:
+    """All runs compute in the precision that the planner has chosen for the first one.
+
+    Only fp64 is allowed, so that the choice is known: it is not what processes compute in without one.
+    """
     # Ctrl-C writes its own checkpoint.
-    job = real_job(tmp_path / "job", checkpoint__everySteps=10_000)
+    job = RealJob(
+        tmp_path / "job",
+        profiled=False,
+        checkpoint__everySteps=10_000,
+        training__precision="Auto",
+        training__allowedPrecisions=["fp64"],
+    )
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
     os.killpg(process.pid, signal.SIGINT)
     stopped = job.finish(process)
     assert stopped.code == 130, stopped.text
     report = stopped.report()
+    assert report["precision"]["name"] == "fp64"
+    assert report["precision"]["reason"].startswith("fp64 is the choice: fp64 costs $")
     step = report["checkpoint"]["lastStep"]
     assert report["phase"] == "Suspended"
     assert step == report["progress"]["committedSteps"]
@@ -134,11 +121,13 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     *_, before, newest = job.checkpoints()
     largest = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    last = job.run()
+    last = job.run("--output", "json")
     assert last.code == 0, last.text
     step = step_of(before.name)
-    assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", last.out), last.out
-    assert f"resuming from step {step} of {STEPS}" in last.out
+    assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", last.err), last.err
+    assert f"resuming from step {step} of {STEPS}" in last.err
+    assert last.report()["progress"]["resumedFromStep"] == step
+    assert last.report()["precision"] == report["precision"]
     assert_same_model(model(job), expected)
 
 
