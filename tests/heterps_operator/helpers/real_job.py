@@ -199,7 +199,7 @@ class RealJob:
             status = self.status()
             if status is not None and found(status):
                 return status
-            time.sleep(0.01)
+            time.sleep(0.03)  # each answer takes the coordinator some milliseconds
         raise AssertionError(f"ended with {process.poll()} before it came to this: {self.logs()}")
 
     def await_line(self, process: subprocess.Popen[str], text: str) -> None:
