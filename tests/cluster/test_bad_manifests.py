@@ -25,7 +25,7 @@ from tests.heterps_operator.api.samples import changed
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 PATIENCE_SECONDS = 400
 STRICT = "fieldValidation=Strict"

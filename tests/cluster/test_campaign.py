@@ -17,7 +17,7 @@ from tests.cluster.cluster import Cluster
 SEED, FAULTS = 330, 3
 KINDS = ("node-drain", "operator-stop", "watch-drop", "pod-evict")
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 
 def test_a_job_survives_its_faults_and_every_sample_counts_once(

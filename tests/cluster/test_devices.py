@@ -23,7 +23,7 @@ from tests.cluster.pods import shell_pod
 
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 VERSION = "resource.k8s.io/v1"
 DRIVER = "gpu.heterps.test"

@@ -17,7 +17,7 @@ from tests.cluster.operators import Operator
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 PATIENCE_SECONDS = 240
 KINDS = "pods,services,configmaps,heterpsjobstates,secrets,poddisruptionbudgets,networkpolicies"

@@ -20,7 +20,7 @@ Make = Callable[..., ClusterJob]
 MakeOperator = Callable[..., Operator]
 Model = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 
 def test_training_goes_on_while_the_api_server_is_away(

@@ -30,7 +30,7 @@ Make = Callable[..., ClusterJob]
 MakeOperator = Callable[..., Operator]
 Model = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 # Of 58 or more: a point after a failed call does not exist, and calls may fail on a slow machine.
 LEAST_POINTS = 50

@@ -22,7 +22,7 @@ from tests.cluster.kubectl import wait_until
 
 Make = Callable[..., ClusterJob]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 PAUSES = (1.0, 10.0, 28.0, 60.0)
 CONSISTENCIES = ("sync", "hybrid", "async")
 ROLES = ("worker", "ps", "coordinator")

@@ -24,7 +24,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Model = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

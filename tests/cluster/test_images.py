@@ -16,7 +16,7 @@ from tests.cluster.kubectl import Kubectl
 
 Make = Callable[..., ClusterJob]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 USER = "1000730000"  # as OpenShift draws them
 NODE = "cpu-0"

@@ -20,7 +20,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 FITS = 3  # jobs, of one worker each
 UNIT = "example.com/unit"  # workers compute on CPUs, but the machine has not a core for each

@@ -20,7 +20,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 CONFIG = "heterps-prices"
 

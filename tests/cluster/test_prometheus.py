@@ -35,7 +35,7 @@ from tests.dashboards import Query, queries
 
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 ADDRESS = f"{IPV4.host}:9090"  # pods reach it, as they reach their node
 RELEASE = "watched"

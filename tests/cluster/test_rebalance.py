@@ -14,7 +14,7 @@ from tests.cluster.quotas import limit_processor, preferred
 
 Make = Callable[..., ClusterJob]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 BATCH = 512
 # Of one processor.

@@ -20,7 +20,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 # One worker reaches at most 10,000 samples/s because it sleeps; its profile says 85,000.
 BATCH = 4096
 # A failed trial takes about two minutes and is remembered for five, so this time allows a few changes of three workers.

@@ -31,7 +31,7 @@ from tests.cluster.operators import NAMESPACE, Operator
 
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 OPEN = {PATH_HEALTH, PATH_METRICS}  # for probes and Prometheus; read-only progress
 KINDS = "pods,services,configmaps,poddisruptionbudgets,networkpolicies,events"

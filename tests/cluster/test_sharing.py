@@ -18,7 +18,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 MOST = 4
 EACH = 2  # a worker and a parameter server

@@ -26,7 +26,7 @@ from tests.cluster.operators import NAMESPACE, Operator
 
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 
 def stranger(name: str, pool: str, **process: Any) -> Json:

@@ -28,7 +28,7 @@ from tests.same_model import assert_same_model
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 WAIT = ("--wait", "--timeout=600s")
 NODE = {"kubernetes.io/hostname": "cpu-0"}  # of all pods without units, so that the other nodes have room for the rest
