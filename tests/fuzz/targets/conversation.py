@@ -49,10 +49,9 @@ class Conversation(World):
     def __init__(self, number: int) -> None:
         self.generation: Generation | None = None  # the latest
         self.formed: list[Address] = []  # its members
-        self.ready: set[Address] = set()  # those of them that have said so
-        self.done: set[tuple[Address, int]] = set()  # their shares of steps
+        self.said_ready: set[Address] = set()  # those of them that have said so
+        self.said_done: set[tuple[Address, int]] = set()  # their shares of steps
         self.held: dict[Address, tuple[int, int]] = {}  # (lineage, commits) of the state of each process
-        self.spoken: list[tuple[str, str]] = []
         options = dict(WORLDS[number])
         super().__init__(options.pop("stages"), steps=_STEPS, checkpoint_every=_EVERY, **options)
         self.core.evaluation._merge = self._merge
@@ -75,7 +74,7 @@ class Conversation(World):
                 self.formed += processes
                 self._compare_state(processes, message)
             case Go():
-                assert set(self.formed) <= self.ready, "all members are ready"
+                assert set(self.formed) <= self.said_ready, "all members are ready"
             case Commit():
                 self._compare_commit(message)
         super().send(processes, message)
@@ -83,8 +82,8 @@ class Conversation(World):
     def _begin(self, announced: Generation) -> None:
         assert self.generation is None or announced.generation > self.generation.generation
         self.generation, self.formed = announced, []
-        self.ready.clear()
-        self.done.clear()
+        self.said_ready.clear()
+        self.said_done.clear()
         if announced.restore is not None:
             assert announced.committed == announced.restore.step
             self.commits = list(range(announced.committed))
@@ -102,10 +101,10 @@ class Conversation(World):
         assert self.generation is not None
         assert commit.generation == self.generation.generation
         assert commit.step == len(self.commits), "each step is committed once, in order"
-        assert set(self.formed) <= self.ready
+        assert set(self.formed) <= self.said_ready
         for process in self.formed:
             if process[0].startswith("worker-"):
-                assert (process, commit.step) in self.done, f"{process[0]} has not reported step {commit.step}"
+                assert (process, commit.step) in self.said_done, f"{process[0]} has not reported step {commit.step}"
             if self.held.get(process) == (self.generation.lineage, commit.step):
                 self.held[process] = (self.generation.lineage, commit.step + 1)
 
@@ -118,10 +117,10 @@ class Conversation(World):
             case Join():
                 self.held[process] = (message.lineage, message.version)
             case Ready() if now and message.generation == now.generation and process in self.formed:
-                self.ready.add(process)
+                self.said_ready.add(process)
                 self.held[process] = (now.lineage, now.committed)
             case Done() if now and message.generation == now.generation:
-                self.done.add((process, message.step))
+                self.said_done.add((process, message.step))
         try:
             self.core.handle(name, incarnation, message)
         except ProtocolError as error:
