@@ -131,8 +131,7 @@ class CoordinatorCore:
 
     def _note_rows(self, number: int, source: str, layout: str) -> bool:
         """Note the size of the data; a job whose data has changed fails, and False is returned."""
-        problem = self.progress.set_rows(number, source, layout)
-        if problem:
+        if problem := self.progress.set_rows(number, source, layout):
             self.fail("DataChanged", problem)
         return not problem
 
@@ -215,7 +214,7 @@ class CoordinatorCore:
         """End the job as failed."""
         if self.phase in FINAL_PHASES:
             return
-        self.error = {"reason": reason, "message": message}
+        self.error = self.journal.worded(reason, message)
         self._event(reason, message, warning=True)
         self._finish(JobPhase.FAILED)
 
@@ -242,17 +241,20 @@ class CoordinatorCore:
             sender: name of the process.
             incarnation: distinguishes processes of the same name.
             message: its content.
+
+        Raises:
+            ProtocolError: no process of this name sends such a message; nothing has changed.
         """
         if self.phase in FINAL_PHASES:
             if isinstance(message, Join):
                 self._effects.send([(sender, incarnation)], Shutdown(self.phase))
             return
         if isinstance(message, Join):
-            self._join(sender, incarnation, message)
-            return
+            return self._join(sender, incarnation, message)
         if not self.membership.accepts(sender, incarnation, message):
             return
-        self.liveness.hear(sender)
+        if self.membership.expects(sender):
+            self.liveness.hear(sender)
         match message:
             case Failed(permanent=True):
                 self.fail(message.reason, f"{sender}: {message.message}")
@@ -278,8 +280,7 @@ class CoordinatorCore:
                 self._collect_evaluation(member, message)
 
     def _join(self, sender: str, incarnation: str, words: Join) -> None:
-        if not self.membership.expects(sender):
-            self.membership.send_away(sender, incarnation)
+        if not self.membership.admits(sender, incarnation, words):
             return
         previous, waits = self.membership.member(sender), self.membership.waits_for_next_plan(sender)
         if previous is not None:
@@ -374,7 +375,7 @@ class CoordinatorCore:
     def _report(self, member: Member, report: Done) -> None:
         if not self.membership.running or self.phase != JobPhase.TRAINING or report.step < self.progress.committed:
             return
-        if not self.steps.take(member, report):
+        if not self.steps.take(member, report, self.progress.committed):
             return  # a repeated one
         self.liveness.move()
         if report.step == self.progress.committed:
@@ -403,10 +404,9 @@ class CoordinatorCore:
 
     def _between_steps(self) -> None:
         """After a commit: write a checkpoint if due, stop if requested, finish after the last step."""
-        progress = self.progress
-        ending = self.stop_requested or progress.finished
-        due = self.checkpoints.requested or progress.committed % self.config.checkpoint_every == 0
-        fresh = progress.committed == self.checkpoints.step  # everything is saved
+        ending, committed = self.stop_requested or self.progress.finished, self.progress.committed
+        due = self.checkpoints.requested or committed % self.config.checkpoint_every == 0
+        fresh = committed == self.checkpoints.step  # everything is saved
         if ending and fresh:
             self._after_checkpoint()
         elif (ending or due) and not fresh and not self.checkpoints.writing:
@@ -425,7 +425,7 @@ class CoordinatorCore:
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
         self.liveness.move()
-        member.totals.update(report.totals)
+        member.take_totals(report.totals)
         if error := self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json()):
             self.checkpoint_failed(report.folder, error)
 

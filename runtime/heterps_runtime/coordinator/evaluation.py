@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Evaluated
 
 __all__ = ["Evaluation", "Merge"]
@@ -16,7 +17,7 @@ class Evaluation:
     """The reported shares and the job's metrics.
 
     Args:
-        merge: merges reports.
+        merge: merges reports. Raises ValueError if one is wrong.
     """
 
     def __init__(self, merge: Merge) -> None:
@@ -43,7 +44,16 @@ class Evaluation:
         self._missing = set(self._last_stage)
 
     def take(self, worker: str, report: Evaluated) -> bool:
-        """Take a worker's report; returns whether the whole last stage has reported, which makes the results."""
+        """Take a worker's report; returns whether the whole last stage has reported, which makes the results.
+
+        Raises:
+            ProtocolError: its metrics are not those of this job.
+        """
+        if worker in self._last_stage:
+            try:
+                self._merge([report])
+            except ValueError as error:
+                raise ProtocolError(f"an {report.op} message is wrong: {error}") from error
         self._reports[worker] = report
         self._missing.discard(worker)
         if self._missing or not self._last_stage:

@@ -18,6 +18,7 @@ __all__ = ["JobMetrics", "describe_job"]
 
 _STAGE_LABELS = ("stage", "pool")
 _WORKER_LABELS = ("stage", "pool", "worker")
+_MOST_ROWS = 2**63 - 1
 _SUMS = frozenset({"step", "compute", "wait"})  # of the other activities
 
 
@@ -59,7 +60,10 @@ def _rows(core: CoordinatorCore) -> dict[str, int]:
     """Rows of all servers, and how they came and went since these have started."""
     servers = core.membership.roster.servers() if core.membership.roster else []
     keys = ("rows", "candidates", "admitted", "evicted")
-    return {"stored" if key == "rows" else key: int(sum(s.totals.get(key, 0.0) for s in servers)) for key in keys}
+    return {
+        "stored" if key == "rows" else key: min(int(sum(s.totals.get(key, 0.0) for s in servers)), _MOST_ROWS)
+        for key in keys
+    }
 
 
 def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _CHANGED = (
     "spec.data.trainAfter and spec.model.initFrom"
 )
 _LOSS_SMOOTHING = 0.05
+_LARGEST_LOSS = 1e290  # of a worker, so that sums are finite; more is as good as infinite
 _RATE_WINDOW_SECONDS = 10.0
 
 
@@ -213,7 +214,7 @@ def non_finite(step: int, reports: Mapping[str, Done], last_good: int | None) ->
         reports: by worker.
         last_good: step of the newest checkpoint, if any.
     """
-    in_loss = [name for name, r in reports.items() if not math.isfinite(r.loss_sum)]
+    in_loss = [name for name, r in reports.items() if not abs(r.loss_sum) <= _LARGEST_LOSS]
     in_gradient = [name for name, r in reports.items() if not r.finite]
     if not in_loss and not in_gradient:
         return None

@@ -28,7 +28,7 @@ from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.files import Found, JobFiles
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
-from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.host_port import join_host_port
 from heterps_runtime.wire.messages import Damaged, Evaluated, FromCoordinator, FromMember, Join, Model
@@ -200,6 +200,9 @@ class CoordinatorServer:
             if isinstance(message, Join):
                 self._model = message.model or self._model
             self.core.handle(sender, incarnation, message)
+        except ProtocolError as error:
+            log(f"{sender}: {error}")
+            self.lose(sender, incarnation, str(error))
         except Exception as error:
             self._fail(f"a message of {sender}", error)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.membership.members import Member, Roster
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Done
 
@@ -59,13 +60,16 @@ class Steps:
         wanted = tuple(tuple(s) for s in batches)
         if self._announced and self._announced[-1].batches == wanted:
             return self._announced[-1], False  # decided again before it takes effect
-        # Before the next commit, no worker begins a step after committed + staleness. On each connection, the
-        # announcement precedes that commit, so it arrives in time for this step.
-        from_step = committed + self._config.max_staleness + 2
+        # On each connection, the announcement precedes the next commit, so it arrives in time for this step.
+        from_step = self._unbegun(committed)
         if self._announced:
             from_step = max(from_step, self._announced[-1].from_step + 1)  # a step names its allocation
         self._announced.append(Allocation(from_step, wanted))
         return self._announced[-1], True
+
+    def _unbegun(self, committed: int) -> int:
+        """The first step that no worker begins before the next commit, even one that has no samples."""
+        return committed + self._config.max_staleness + 2
 
     def _note_batches(self, roster: Roster) -> None:
         assert self.allocation is not None
@@ -75,8 +79,19 @@ class Steps:
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def take(self, member: Member, report: Done) -> bool:
-        """Take a worker's report; returns False if it is repeated."""
+    def take(self, member: Member, report: Done, committed: int) -> bool:
+        """Take a worker's report; returns False if it is repeated.
+
+        Args:
+            member: of the generation in force.
+            report: of a step that is not committed.
+            committed: committed steps.
+
+        Raises:
+            ProtocolError: the member is no worker, or has not begun the step.
+        """
+        if not member.is_worker or report.step >= self._unbegun(committed):
+            raise ProtocolError(f"a {report.op} message for step {report.step}, while step {committed} is the next")
         reports = self._reports.setdefault(report.step, {})
         if member.name in reports:
             return False

@@ -9,6 +9,7 @@ at most half the share of (positive, negative) pairs in common bins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ __all__ = ["BinaryMetrics", "ClassMetrics", "Metrics", "metrics_for"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+_BINS = ("keys", "negatives", "positives")  # the arrays of a histogram; all others have one element
+_MOST_SAMPLES = 2**40  # of a worker
+_LOGIT_BITS = 32
 _PENDING_SAMPLES = 1 << 16  # before they are sorted into bins
 
 
@@ -70,7 +74,12 @@ class Metrics:
         self._add(logits, labels)
 
     def merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add the samples of another instance of the same class, from its `to_arrays`."""
+        """Add the samples of another instance of the same class, from its `to_arrays`.
+
+        Raises:
+            ValueError: they are not arrays of that class; nothing has been added.
+        """
+        self._check(arrays)
         self.samples += int(arrays["samples"][0])
         self.loss_sum += float(arrays["lossSum"][0])
         self._merge(arrays)
@@ -80,12 +89,25 @@ class Metrics:
         return {"samples": np.array([self.samples]), "lossSum": np.array([self.loss_sum]), **self._arrays()}
 
     def results(self) -> dict[str, Any]:
-        """The figures of the job's status: `samples`, `loss` and those of the class; None if undefined."""
+        """The figures of the job's status: `samples`, `loss` and those of the class; None if undefined or infinite."""
         mean = self.loss_sum / self.samples if self.samples else None
-        return {"samples": self.samples, "loss": mean, **self._results()}
+        found = {"samples": self.samples, "loss": mean, **self._results()}
+        return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
 
     def _add(self, logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
         """Add the samples to further sums."""
+
+    def _check(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Raise ValueError unless these may be the arrays of an instance."""
+        expected = self.to_arrays()
+        if arrays.keys() != expected.keys():
+            raise ValueError(f"metrics: must be {sorted(expected)}, are {sorted(arrays)}")
+        for name, array in arrays.items():
+            own = expected[name]
+            if array.dtype != own.dtype or array.ndim != 1 or (name not in _BINS and len(array) != 1):
+                raise ValueError(f"metrics: {name} must be {own.dtype} {own.shape}, is {array.dtype} {array.shape}")
+            if array.dtype == np.int64 and len(array) and not 0 <= array.min() <= array.max() <= _MOST_SAMPLES:
+                raise ValueError(f"metrics: {name} must be from 0 to {_MOST_SAMPLES}")
 
     def _merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Add the further sums of another instance."""
@@ -184,6 +206,12 @@ class BinaryMetrics(Metrics):
             "negatives": self._counts[0],
             "positives": self._counts[1],
         }
+
+    def _check(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        super()._check(arrays)
+        shift, lengths = int(arrays["shift"][0]), {len(arrays[name]) for name in _BINS}
+        if shift > _LOGIT_BITS or len(lengths) > 1:
+            raise ValueError(f"metrics: a histogram of {sorted(lengths)} bins, {shift} bits dropped")
 
     def _merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.log_loss_sum += float(arrays["logLossSum"][0])

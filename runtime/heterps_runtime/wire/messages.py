@@ -23,6 +23,8 @@ from heterps_runtime.partition.tables import Table
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+_MOST_ROWS = 2**63 - 1
+
 
 class Message:
     """Base of all messages."""
@@ -49,6 +51,10 @@ class DataSize:
     train: int
     evaluation: int  # 0: there is no evaluation data
     layout: str = ""  # what the order of training rows depends on beside their number
+
+    def __post_init__(self) -> None:
+        if not (0 < self.train <= _MOST_ROWS and 0 <= self.evaluation <= _MOST_ROWS):
+            raise ValueError(f"{self.train} rows of training data, {self.evaluation} of evaluation data")
 
 
 @dataclass(frozen=True, slots=True)

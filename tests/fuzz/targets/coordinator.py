@@ -1,4 +1,4 @@
-"""Requests to a coordinator's HTTP interface with the job's token."""
+"""Requests to a coordinator's HTTP interface with the job's token, and messages of its members."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from heterps_runtime.coordinator.files import JobFiles
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.wire.security import LinkSecurity
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.conversation import WORLDS, play, regular
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.heterps_runtime.helpers.coordinator_world import World
 
 _PLAN = Path(__file__).parents[2] / "fixtures" / "v1" / "operator" / "plan.json"
@@ -55,6 +57,14 @@ def _handler(name: str) -> Callable[[bytes], None]:
     return handle
 
 
+def _hear(data: bytes) -> None:
+    play(parse(data))
+
+
+def _conversations() -> list[bytes]:
+    return [json.dumps(regular(number)).encode() for number in range(len(WORLDS))]
+
+
 def _plan() -> list[bytes]:
     document = json.loads(json.loads(_PLAN.read_text())["plan.json"])
     for stage in document["stages"]:
@@ -80,4 +90,5 @@ TARGETS = [
     Target(
         "coordinator.fail", _handler("_post_fail"), (), lambda: [b'{"reason": "Hang", "message": "no step"}'], Form.JSON
     ),
+    Target("coordinator.message", _hear, (NotJsonError,), _conversations, Form.JSON, lines_per_byte=200.0),
 ]

@@ -10,12 +10,14 @@ from typing import Any
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Address
+from heterps_runtime.coordinator.words import take_figures
 from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_plan"]
 
 _WHILE_RUNNING = "while the job runs; stop it and start it with the new plan"
+_LARGEST_TOTAL = 1e18  # bytes, for example
 _SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
 
 
@@ -29,6 +31,7 @@ class Member:
         address: for other members.
         state_at: (lineage, commits) of its rows and parameters; (0, -1): it has none.
         holds_state: whether they are those of the last commit.
+        generation: the latest one that it is a member of; 0: none.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Member:
     metrics_port: int = 0
     state: MemberState = MemberState.JOINED
     holds_state: bool = False
+    generation: int = 0
     message: str = ""
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
@@ -86,9 +90,13 @@ class Member:
 
     def observe_step(self, figures: dict[str, float]) -> None:
         """Add a step's times to the running means."""
-        for name, value in figures.items():
+        for name, value in take_figures(self.figures, figures).items():
             previous = self.figures.get(name)
             self.figures[name] = value if previous is None else previous + _SMOOTHING * (value - previous)
+
+    def take_totals(self, totals: dict[str, float]) -> None:
+        """Set the totals that the member reports."""
+        self.totals.update(take_figures(self.totals, totals, _LARGEST_TOTAL))
 
     @property
     def operations_per_second(self) -> float:

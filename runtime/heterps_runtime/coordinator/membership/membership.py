@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from heterps_runtime.config import PoolConfig
-from heterps_runtime.contract import MemberState, PlanDocument
+from heterps_runtime.contract import MOST_PROCESSES, MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Effects
 from heterps_runtime.coordinator.membership.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.coordinator.words import as_text
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import (
     FromCoordinator,
@@ -64,8 +66,9 @@ class Membership:
         return self.roster.present.get(name) if self.roster is not None else None
 
     def formed(self, name: str, generation: int) -> Member | None:
-        """The present member of this name, if this generation is the latest; reports of earlier ones are ignored."""
-        return self.member(name) if generation == self.generation else None
+        """The member of this name, if it takes part in this generation, the latest; other reports are ignored."""
+        member = self.member(name)
+        return member if member is not None and member.generation == generation == self.generation else None
 
     def accepts(self, sender: str, incarnation: str, message: object) -> bool:
         """Whether to handle a process's messages. A replaced process is ignored, and told to end when it pulses."""
@@ -80,11 +83,12 @@ class Membership:
         """Note that a process is alive; returns whether it is a member."""
         member = self.member(sender)
         if member is not None:
-            member.message = pulse.status
-            member.totals.update(pulse.totals)
+            member.message = as_text(pulse.status)
+            member.take_totals(pulse.totals)
             return True
         # It has not joined yet, or was considered lost and is back.
-        self.notes[sender] = pulse.status
+        if self.expects(sender) or (self.roster is None and len(self.notes) < MOST_PROCESSES):
+            self.notes[sender] = as_text(pulse.status)
         if pulse.joins and self.roster is not None:
             if self.roster.expects(sender):
                 self._effects.send([(sender, incarnation)], Rejoin(pulse.joins))
@@ -95,6 +99,21 @@ class Membership:
     def expects(self, sender: str) -> bool:
         """Whether the plan has a member of this name."""
         return self.roster is not None and self.roster.expects(sender)
+
+    def admits(self, sender: str, incarnation: str, words: Join) -> bool:
+        """Whether a process may join; one that is not in the plan is told to end.
+
+        Raises:
+            ProtocolError: what it says of itself contradicts its name, or it is on an unknown pool.
+        """
+        if not self.expects(sender):
+            self.send_away(sender, incarnation)
+            return False
+        stage, index = words.stage, words.index
+        name = worker_name(stage, index) if words.role == Role.WORKER else ps_name(index) if stage == -1 else ""
+        if name != sender or words.pool not in self._pools:
+            raise ProtocolError(f"joined as {words.role} {words.index} of stage {words.stage} on pool {words.pool!r}")
+        return True
 
     def send_away(self, sender: str, incarnation: str) -> None:
         """Tell a process that is not in the plan to end."""
@@ -187,7 +206,7 @@ class Membership:
         self.num_workers = len(self._formed) - len(roster.server_names)
         self._setting_up = {member.name for member in self._formed}
         for member in self._formed:
-            member.state = MemberState.JOINED
+            member.state, member.generation = MemberState.JOINED, self.generation
             member.holds_state = member.holds_state and restore is None  # otherwise not until it is ready
         for_servers = Generation(
             generation=self.generation,
