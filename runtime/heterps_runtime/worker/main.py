@@ -5,7 +5,7 @@ from __future__ import annotations
 import zmq
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import worker_name
+from heterps_runtime.contract import DenseExchange, worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.processes.process import log
@@ -41,8 +41,17 @@ def open_worker(
     pool: str,
     host: str,
     ports: Ports = FREE_PORTS,
+    dense_exchange: DenseExchange | None = None,
 ) -> WorkerMember:
-    """Load data and model of worker `index` of a stage, and listen on `host` and `ports`."""
+    """Load data and model of worker `index` of a stage, and listen on `host` and `ports`.
+
+    Args:
+        config: the job.
+        credentials: of the job.
+        stage, index, pool: place in the plan.
+        host, ports: to listen on.
+        dense_exchange: of the stage; None: that of the pool's device type.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:
@@ -66,7 +75,9 @@ def open_worker(
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
-    place, workload = Place(stage, index, pool, host, ports), Workload(model, loss, device)
+    exchange = dense_exchange or DenseExchange.of_pool(config.pools[pool].device_type)
+    place = Place(stage, index, pool, host, ports, all_reduces=exchange == DenseExchange.ALL_REDUCE)
+    workload = Workload(model, loss, device)
     return WorkerMember(config, link, context, credentials, place, workload, data)
 
 
