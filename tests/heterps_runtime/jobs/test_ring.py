@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.worker.exchange import replica
 from tests.heterps_runtime.helpers.jobs import RING, Stage, configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.plain_torch import train
 from tests.same_model import assert_same_model
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of these small models are in several buckets, too."""
+    monkeypatch.setattr(replica, "BUCKET_BYTES", 256)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,10 @@ creating one imports torch's compiler, which takes seconds.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,21 @@ import torch
 
 from heterps_runtime.store.optimizers import DenseOptimizer
 
-__all__ = ["Array", "Leaves", "Replica"]
+__all__ = ["Array", "Bucket", "Leaves", "Replica"]
+
+BUCKET_BYTES = 2**22  # of gradients that are summed at once: several milliseconds of a network of 10 Gbit/s
 
 Array = np.ndarray[Any, Any]
 Leaves = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of the flat gradient that is summed over the workers at once."""
+
+    begin: int  # element of the flat gradient
+    end: int  # exclusive
+    names: tuple[str, ...]  # parameters of which it has the gradients
 
 
 class Replica:
@@ -42,12 +56,31 @@ class Replica:
         self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
         self.earlier_steps = 0  # before this job's first that the optimizer's state is of, less the skipped ones
         self._shapes = {n: v.shape for n, v in initial.items()}
+        ends = list(itertools.accumulate(shape.numel() for shape in self._shapes.values()))
+        self._offsets = dict(zip(self._shapes, [0, *ends], strict=False))
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
         self._values = (torch.cat(flat) if flat else torch.zeros(0)).to(device)
         self._statistics = {n: v.detach().to(device, copy=True) for n, v in statistics.items()}
         start = optimizer.options.get("initialAccumulator", 0.0)
+        self.buckets = self._cut()
         self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
+
+    def _cut(self) -> tuple[Bucket, ...]:
+        """The buckets, from the last parameters on, which backward reaches first; statistics belong to the first one.
+
+        On an accelerator there is one: its gradients are waited for once per step.
+        """
+        least = BUCKET_BYTES // self._values.element_size() if self._values.device.type == "cpu" else math.inf
+        end = self.empty_gradient().numel()
+        found, names = [], []
+        for name in reversed(self._shapes):
+            names.append(name)
+            begin = self._offsets[name]
+            if begin == 0 or end - begin >= least:
+                found.append(Bucket(begin, end, tuple(names)))
+                end, names = begin, []
+        return tuple(found) or (Bucket(0, end, ()),)
 
     @property
     def num_state_arrays(self) -> int:
@@ -64,27 +97,33 @@ class Replica:
         """The statistics by name; later commits do not change these tensors."""
         return dict(self._statistics)
 
-    def flatten(self, gradients: Leaves, changes: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One tensor of gradients and changes, sums over samples, to be summed over workers and given to `apply`.
+    def empty_gradient(self) -> torch.Tensor:
+        """A tensor, not filled, for gradients and changes: sums over samples, to be summed over workers and applied.
 
-        Missing ones are zero. Changes are in float64 if the parameters are, and in float32 otherwise, in which sums of
-        whole numbers are exact up to 2^24.
+        Changes are in float64 if the parameters are, and in float32 otherwise, in which sums of whole numbers are exact
+        up to 2^24.
         """
-        dtype, device = self._values.dtype, self._values.device
-        parts = [
-            torch.zeros(shape.numel(), dtype=dtype, device=device) if n not in gradients else gradients[n].reshape(-1)
-            for n, shape in self._shapes.items()
-        ]
+        size = self._values.numel() + sum(value.numel() for value in self._statistics.values())
+        return torch.empty(size, dtype=self._values.dtype, device=self._values.device)
+
+    def part(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        """The view of a parameter's gradient in an `empty_gradient`."""
+        shape, begin = self._shapes[name], self._offsets[name]
+        return flat[begin : begin + shape.numel()].view(shape)
+
+    def fill_changes(self, flat: torch.Tensor, changes: Mapping[str, torch.Tensor]) -> None:
+        """Write the changes of statistics, or zero where there is none, to an `empty_gradient`."""
+        offset = self._values.numel()
         for name, value in self._statistics.items():
-            change = changes.get(name)
-            parts.append((torch.zeros_like(value) if change is None else change).to(dtype).reshape(-1))
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype, device=device)
+            target, change = flat[offset : offset + value.numel()], changes.get(name)
+            target.zero_() if change is None else target.copy_(change.reshape(-1))
+            offset += value.numel()
 
     def apply(self, flat: torch.Tensor, batch_size: int) -> None:
         """Commit one step.
 
         Args:
-            flat: see `flatten`, summed over all samples of the batch.
+            flat: see `empty_gradient`, summed over all samples of the batch.
             batch_size: samples of the batch.
         """
         options, values = self._optimizer.options, self._values
