@@ -129,7 +129,8 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
         "parameterServer": _servers(job, profiles),
         "pools": [
-            _pool(job, pool, profiles[pool.name].get("stage") or {}) | _memory(pool, profiles[pool.name].get("memory") or {})
+            _pool(job, pool, profiles[pool.name].get("stage") or {})
+            | _memory(pool, profiles[pool.name].get("memory") or {})
             for pool in job.pools
         ],
         "layers": layers,

@@ -77,10 +77,10 @@ class Replica:
         for name in reversed(self._shapes):
             names.append(name)
             begin = self._offsets[name]
-            if begin == 0 or end - begin >= least:
+            if begin > 0 and end - begin >= least:
                 found.append(Bucket(begin, end, tuple(names)))
                 end, names = begin, []
-        return tuple(found) or (Bucket(0, end, ()),)
+        return (*found, Bucket(0, end, tuple(names)))
 
     @property
     def num_state_arrays(self) -> int:
