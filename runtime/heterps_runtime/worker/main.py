@@ -48,8 +48,11 @@ def open_worker(
     Args:
         config: the job.
         credentials: of the job.
-        stage, index, pool: place in the plan.
-        host, ports: to listen on.
+        stage: index in the plan.
+        index: of the worker in its stage.
+        pool: of the stage.
+        host: address to listen on.
+        ports: to listen on.
         dense_exchange: of the stage; None: that of the pool's device type.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -3,8 +3,8 @@
 Every pod has an address of its own, so all of them use the same fixed ports. Names begin with the protocol, as service
 meshes expect (`http`, `https`, `tcp`); `appProtocol` says the same where it has a standard name.
 
-The connections that NCCL and gloo make among the workers of a stage that all-reduces are not in the table: these libraries
-listen on ports that the kernel chooses.
+The connections that NCCL and gloo make among the workers of a stage that all-reduces are not in the table: these
+libraries listen on ports that the kernel chooses.
 """
 
 from __future__ import annotations
