@@ -1,8 +1,9 @@
-"""A worker's copy of its stage's dense parameters and statistics, on pools that all-reduce.
+"""A worker's copy of its stage's dense parameters and statistics, in stages that all-reduce.
 
-Parameters and optimizer state are flat buffers: one tensor is all-reduced, copied to a new worker, or updated, and an
-update takes a few operations for any number of parameters. torch's own optimizers have the same arithmetic, but
-creating one imports torch's compiler, which takes seconds.
+Parameters and optimizer state are flat buffers: one tensor is copied to a new worker, or updated, whatever the number
+of parameters. On the host, an update is that of parameter servers, in one pass; on an accelerator it takes a few
+operations. torch's own optimizers have the same arithmetic, but creating one imports torch's compiler, which takes
+seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from heterps_runtime.store.dense import state_names, update_dense
 from heterps_runtime.store.optimizers import DenseOptimizer
 
-__all__ = ["Array", "Bucket", "Leaves", "Replica"]
+__all__ = ["Array", "Bucket", "Leaves", "Replica", "update_on_device"]
 
 BUCKET_BYTES = 2**22  # of gradients that are summed at once: several milliseconds of a network of 10 Gbit/s
 
 Array = np.ndarray[Any, Any]
 Leaves = dict[str, torch.Tensor]
+State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Replica:
         self._statistics = {n: v.detach().to(device, copy=True) for n, v in statistics.items()}
         start = optimizer.options.get("initialAccumulator", 0.0)
         self.buckets = self._cut()
-        self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
+        self._state = {name: torch.full_like(self._values, start) for name in state_names(optimizer)}
 
     def _cut(self) -> tuple[Bucket, ...]:
         """The buckets, from the last parameters on, which backward reaches first; statistics belong to the first one.
@@ -126,12 +129,11 @@ class Replica:
             flat: see `empty_gradient`, summed over all samples of the batch.
             batch_size: samples of the batch.
         """
-        options, values = self._optimizer.options, self._values
+        values = self._values
         if values.numel():
-            gradient = flat[: values.numel()] / batch_size
-            if options["weightDecay"]:
-                gradient = gradient.add(values, alpha=options["weightDecay"])
-            self._update(gradient)
+            step = self.earlier_steps + self.version + 1
+            update = _update_on_host if values.device.type == "cpu" else update_on_device
+            update(self._optimizer, values, self._state, flat[: values.numel()], 1 / batch_size, step)
         offset = values.numel()
         for name, value in self._statistics.items():
             mean = flat[offset : offset + value.numel()].view(value.shape) / batch_size
@@ -144,23 +146,6 @@ class Replica:
         """Count a step that changes nothing."""
         self.version += 1
         self.earlier_steps -= 1
-
-    def _update(self, gradient: torch.Tensor) -> None:
-        options, values, state = self._optimizer.options, self._values, self._state
-        rate = options["learningRate"]
-        if self._optimizer.name == "sgd":
-            if state:
-                gradient = state["momentum_buffer"].mul_(options["momentum"]).add_(gradient)
-            values.add_(gradient, alpha=-rate)
-        elif self._optimizer.name == "adagrad":
-            total = state["sum"].addcmul_(gradient, gradient)
-            values.addcdiv_(gradient, total.sqrt().add_(options["epsilon"]), value=-rate)
-        else:
-            mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
-            square = state["exp_avg_sq"].mul_(options["beta2"])
-            square.addcmul_(gradient, gradient, value=1 - options["beta2"])
-            correction_1, correction_2 = self._optimizer.adam_step_size(self.earlier_steps + self.version + 1)
-            values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
     def flat_state(self) -> torch.Tensor:
         """All state as bytes in one buffer, for new workers: types differ, and a copy must be exact."""
@@ -210,11 +195,44 @@ class Replica:
         return parts
 
 
-def _state_names(optimizer: DenseOptimizer) -> tuple[str, ...]:
-    """Names of the optimizer's state, as on parameter servers."""
+def _update_on_host(
+    optimizer: DenseOptimizer, values: torch.Tensor, state: State, gradient: torch.Tensor, scale: float, step: int
+) -> None:
+    """The update of parameter servers: torch's would read and write each array several times."""
+    arrays = [state[name].numpy() for name in state_names(optimizer)]
+    update_dense(optimizer, values.numpy(), arrays, gradient.numpy(), scale=scale, step=step)
+
+
+def update_on_device(
+    optimizer: DenseOptimizer, values: torch.Tensor, state: State, gradient: torch.Tensor, scale: float, step: int
+) -> None:
+    """Update flat parameters and the optimizer's state in place, as `store.dense.update_dense` does on the host.
+
+    Args:
+        optimizer: like torch.optim.{SGD, Adagrad, Adam}.
+        values: shape (n,).
+        state: tensors (n,), by name.
+        gradient: shape (n,); not changed.
+        scale: factor of the gradient.
+        step: number of this step, from 1.
+    """
+    options = optimizer.options
+    rate, gradient = options["learningRate"], gradient * scale
+    if options["weightDecay"]:
+        gradient = gradient.add(values, alpha=options["weightDecay"])
     if optimizer.name == "sgd":
-        return ("momentum_buffer",) if optimizer.options["momentum"] else ()
-    return ("sum",) if optimizer.name == "adagrad" else ("exp_avg", "exp_avg_sq")
+        if state:
+            gradient = state["momentum_buffer"].mul_(options["momentum"]).add_(gradient)
+        values.add_(gradient, alpha=-rate)
+    elif optimizer.name == "adagrad":
+        total = state["sum"].addcmul_(gradient, gradient)
+        values.addcdiv_(gradient, total.sqrt().add_(options["epsilon"]), value=-rate)
+    else:
+        mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
+        square = state["exp_avg_sq"].mul_(options["beta2"])
+        square.addcmul_(gradient, gradient, value=1 - options["beta2"])
+        correction_1, correction_2 = optimizer.adam_step_size(step)
+        values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
 
 def _copy(tensor: torch.Tensor) -> Array:
