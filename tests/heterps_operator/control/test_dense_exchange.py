@@ -43,7 +43,7 @@ def test_a_plan_that_says_nothing_means_the_exchange_of_the_device_type() -> Non
 
 def test_other_stages_take_effect_in_place_only_if_servers_hold_the_dense_parameters() -> None:
     job = make_job()
-    observed = World(job).observed
+    observed = World(job).observed()
     cpu = next(pool.name for pool in job.pools if pool.device_type == "CPU")
 
     def plan_of(exchange: DenseExchange) -> JobPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ class RecordingGroup:
         done(None)
 
 
-def made(shapes: dict[str, tuple[int, ...]], statistics: int = 0) -> Replica:
+def made(shapes: Mapping[str, tuple[int, ...]], statistics: int = 0) -> Replica:
     generator = torch.Generator().manual_seed(1)
     initial = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
     return Replica(initial, {"mean": torch.zeros(statistics)} if statistics else {}, OPTIMIZER, CPU)

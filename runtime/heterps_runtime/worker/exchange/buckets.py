@@ -57,7 +57,7 @@ class Reduction:
     def follow(self, leaves: Leaves) -> None:
         """Send each bucket when the coming backward, the last one of the step, has computed its gradients."""
         for name, leaf in leaves.items():
-            leaf.register_post_accumulate_grad_hook(self._note(name))
+            leaf.register_post_accumulate_grad_hook(self._note(name))  # type: ignore[no-untyped-call]
 
     def _note(self, name: str) -> Callable[[torch.Tensor], None]:
         def note(leaf: torch.Tensor) -> None:
