@@ -110,8 +110,10 @@ class Processes:
         for index in range(servers):
             self._start_member(server_pool, "ps", "--index", str(index))
         for number, stage in enumerate(stages):
+            exchange = ("--dense-exchange", stage["denseExchange"]) if "denseExchange" in stage else ()
             for index in range(stage["pods"]):
-                self._start_member(stage["pool"], "worker", "--stage", str(number), "--index", str(index))
+                place = ("--stage", str(number), "--index", str(index))
+                self._start_member(stage["pool"], "worker", *place, *exchange)
 
     def _start_member(self, pool: str, *arguments: str) -> None:
         self.pools[self.start(*arguments, "--pool", pool).pid] = pool

@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Role
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_TOKEN,
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    DenseExchange,
+    Role,
+)
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
 from heterps_runtime.processes.process import at_termination, end_with_parent, log
 from heterps_runtime.wire.ports import Ports
@@ -119,7 +128,16 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
             credentials = Credentials.from_environment(encrypted=config.encrypted)
             ports = Ports.from_environment()
             chosen = config.in_precision(options.precision)
-            worker = open_worker(chosen, credentials, options.stage, options.index, options.pool, options.host, ports)
+            worker = open_worker(
+                chosen,
+                credentials,
+                options.stage,
+                options.index,
+                options.pool,
+                options.host,
+                ports,
+                options.dense_exchange,
+            )
             at_termination(worker.leave)
             worker.run()
             return worker.interrupted
@@ -141,6 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     ps = roles.add_parser(Role.PS, help="a parameter server")
     worker = roles.add_parser(Role.WORKER, help="computes a stage")
     worker.add_argument("--stage", type=int, required=True)
+    worker.add_argument(
+        "--dense-exchange",
+        type=DenseExchange,
+        choices=list(DenseExchange),
+        help="of the stage, if it is not that of the pool's device type",
+    )
     profile = roles.add_parser(Role.PROFILE, help="measures the model's layers on a pool")
     code = roles.add_parser(_CODE, help="brings the job's code into a folder")
     code.add_argument("--to", type=Path, required=True, help="folder that gets the code")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from heterps_runtime.contract import RUN_CONFIG_VERSION
+from heterps_runtime.contract import RUN_CONFIG_VERSION, DenseExchange
 from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.versions import check_version
@@ -31,11 +31,6 @@ class PoolConfig:
     torch_device: str  # cpu | cuda | xpu | auto
     units_per_pod: int
     max_units: int | None  # None: no limit
-
-    @property
-    def all_reduces(self) -> bool:
-        """Whether workers hold dense replicas and all-reduce; otherwise the servers hold the dense parameters."""
-        return self.device_type != "CPU"
 
 
 @dataclass(frozen=True)
@@ -86,11 +81,17 @@ class RunConfig:
     keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
     tables: tuple[dict[str, Any], ...] = ()  # model.tables: when their ids get rows and lose them
     allowed_precisions: tuple[str, ...] = ()  # empty: precision is not Auto
+    dense_exchange: DenseExchange = DenseExchange.PARAMETER_SERVER  # on CPU pools; plans say it for each stage
 
     @property
     def full_name(self) -> str:
         """The job's name, on a cluster with its namespace."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def all_reduces_on(self, pool: PoolConfig) -> bool:
+        """Whether workers on a pool hold replicas of dense parameters; otherwise the servers hold the parameters."""
+        exchange = self.dense_exchange if pool.device_type == "CPU" else DenseExchange.of_pool(pool.device_type)
+        return exchange == DenseExchange.ALL_REDUCE
 
     @property
     def num_classes(self) -> int | None:
@@ -231,6 +232,7 @@ class RunConfig:
             keep_optimizer_state=(model.get("initFrom") or {}).get("optimizerState") == "Keep",
             tables=tuple(model.get("tables", ())),
             code=spec.get("code"),
+            dense_exchange=DenseExchange(training.get("denseExchange", DenseExchange.PARAMETER_SERVER)),
         )
 
 

@@ -114,6 +114,18 @@ class MemberState(StrEnum):
     READY = "ready"  # for the generation in force
 
 
+class DenseExchange(StrEnum):
+    """How the workers of a stage exchange gradients of dense parameters, and who holds these: `denseExchange`."""
+
+    PARAMETER_SERVER = "ParameterServer"  # the servers hold them
+    ALL_REDUCE = "AllReduce"  # each worker holds a replica
+
+    @classmethod
+    def of_pool(cls, device_type: str) -> DenseExchange:
+        """The exchange on a pool where nothing else is said, as in plans of earlier releases."""
+        return cls.PARAMETER_SERVER if device_type == "CPU" else cls.ALL_REDUCE
+
+
 def worker_name(stage: int, index: int) -> str:
     """Name of a worker process or pod: `worker-STAGE-INDEX`."""
     return f"worker-{stage}-{index}"
@@ -135,6 +147,15 @@ class StageDocument:
     layers: tuple[str, ...]
     units: int  # cores or cards
     pods: int  # worker processes; units = pods x unitsPerPod
+    denseExchange: DenseExchange | None = None  # noqa: N815  # None: that of the pool's device type
+
+    def all_reduces(self, device_type: str) -> bool:
+        """Whether its workers hold replicas of dense parameters and all-reduce gradients.
+
+        Args:
+            device_type: of its pool.
+        """
+        return (self.denseExchange or DenseExchange.of_pool(device_type)) == DenseExchange.ALL_REDUCE
 
 
 @dataclass(frozen=True)
@@ -171,13 +192,14 @@ class PlanDocument:
                     layers=tuple(map(str, s["layers"])),
                     units=int(s["units"]),
                     pods=int(s["pods"]),
+                    denseExchange=None if s.get("denseExchange") is None else DenseExchange(s["denseExchange"]),
                 )
                 for s in value["stages"]
             )
             ps = value["parameterServer"]
             servers = ServersDocument(str(ps["pool"]), int(ps["replicas"]), int(ps["units"]))
             precision = None if value.get("precision") is None else str(value["precision"])
-        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error
         expected = 0
         for i, stage in enumerate(stages):

@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
-from heterps_runtime.contract import Role
+from heterps_runtime.contract import DenseExchange, Role
 
 __all__ = ["Balancing", "Elasticity", "FailureAction", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
@@ -108,6 +108,7 @@ class JobSpec:
     micro_batches: int
     precision: str  # Auto: one of the next
     allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
+    dense_exchange: DenseExchange  # of stages on CPU pools
     goal: str  # train | plan (only plan) | profile (only measure)
     paused: bool
     epochs: int | None  # either epochs or steps is set
@@ -138,6 +139,10 @@ class JobSpec:
             for pool in self.pools
         ]
         return replace(self, pools=tuple(pools))
+
+    def exchange_on(self, pool: PoolSpec) -> DenseExchange:
+        """Return how workers on a pool exchange the gradients of dense parameters."""
+        return self.dense_exchange if pool.device_type == "CPU" else DenseExchange.of_pool(pool.device_type)
 
     @property
     def chooses_precision(self) -> bool:
@@ -182,6 +187,7 @@ class JobSpec:
             micro_batches=training["microBatches"],
             precision=training["precision"],
             allowed_precisions=tuple(training.get("allowedPrecisions", ())),
+            dense_exchange=DenseExchange(training["denseExchange"]),
             goal=goal or ("plan" if spec["mode"] == "Plan" else "train"),
             paused=spec["paused"],
             epochs=training.get("epochs"),

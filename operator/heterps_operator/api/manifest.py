@@ -19,7 +19,7 @@ from heterps_operator.api.defaults import complete_job, complete_pool
 from heterps_operator.api.schema import Fault, load_schemas
 from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
-from heterps_runtime.contract import API_GROUP, API_VERSION, RUN_CONFIG_VERSION
+from heterps_runtime.contract import API_GROUP, API_VERSION, RUN_CONFIG_VERSION, DenseExchange
 
 __all__ = ["Manifest", "ValidObject", "check_objects", "load_manifest", "load_objects", "read_job", "read_objects"]
 
@@ -338,10 +338,19 @@ def _encryption_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Faul
     faults = []
     for i, entry in enumerate(spec["pools"]):
         pool = pools[entry["name"]]
-        if pool["deviceType"] == "CPU" or entry.get("maxUnits", pool["maxUnits"]) < 2 * pool["unitsPerPod"]:
+        exchange = DenseExchange.of_pool(pool["deviceType"])
+        if pool["deviceType"] == "CPU":
+            exchange = DenseExchange(spec["training"]["denseExchange"])
+        one_worker = entry.get("maxUnits", pool["maxUnits"]) < 2 * pool["unitsPerPod"]
+        if exchange != DenseExchange.ALL_REDUCE or one_worker:
             continue
         message = f"must be Disabled, as all-reduce among workers of pool {entry['name']} is not encrypted"
-        fix = f"set spec.pools[{i}].maxUnits to {pool['unitsPerPod']} (one worker), or remove the pool from the job"
+        fix = f"set spec.pools[{i}].maxUnits to {pool['unitsPerPod']} (one worker), or "
+        fix += (
+            "set spec.training.denseExchange to ParameterServer"
+            if pool["deviceType"] == "CPU"
+            else "remove the pool from the job"
+        )
         faults.append(Fault(("spec", "encryption"), spec["encryption"], message, fix))
     return faults
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from heterps_operator.api.job import JobSpec
+from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ProcessSpec
-from heterps_runtime.contract import Role, ps_name, worker_name
+from heterps_runtime.contract import DenseExchange, Role, StageDocument, ps_name, worker_name
 
 __all__ = ["COORDINATOR", "coordinator", "members", "profiler"]
 
@@ -45,6 +45,13 @@ def members(job: JobSpec, plan: JobPlan) -> tuple[ProcessSpec, ...]:
                     stage=number,
                     index=index,
                     precision=precision,
+                    dense_exchange=_exchange(stage, pool),
                 )
             )
     return tuple(result)
+
+
+def _exchange(stage: StageDocument, pool: PoolSpec) -> str | None:
+    """The exchange to tell a worker: only one that it does not assume, as earlier runtimes know no such argument."""
+    said = stage.denseExchange
+    return None if said in (None, DenseExchange.of_pool(pool.device_type)) else said

@@ -24,7 +24,7 @@ from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.scenarios.precisions import has_precisions
 from heterps_planner.search.points import cost_rate
-from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
+from heterps_runtime.contract import PROFILE_VERSION, DenseExchange, ServersDocument
 
 __all__ = [
     "adapt_problem",
@@ -129,7 +129,8 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
         "parameterServer": _servers(job, profiles),
         "pools": [
-            _pool(pool, profiles[pool.name].get("stage") or {}) | _memory(pool, profiles[pool.name].get("memory") or {})
+            _pool(job, pool, profiles[pool.name].get("stage") or {})
+            | _memory(pool, profiles[pool.name].get("memory") or {})
             for pool in job.pools
         ],
         "layers": layers,
@@ -176,7 +177,7 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
             raise UnknownNameError("problem.pools", "pool", pool.name, map(str, measured))
         known = measured[pool.name]
         stage = {key: known[key] for key in _STAGE_FACTS if key in known}
-        pools.append(_pool(pool, stage) | {key: known[key] for key in (_POD_BYTES,) if key in known})
+        pools.append(_pool(job, pool, stage) | {key: known[key] for key in (_POD_BYTES,) if key in known})
     names = {pool.name for pool in job.pools}
     layers = []
     for layer in problem.get("layers") or ():
@@ -260,7 +261,8 @@ def _times(layer: Json) -> dict[str, Any]:
     return {key: layer[key] for key in _LAYER_TIMES if key in layer}
 
 
-def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
+def _pool(job: JobSpec, pool: PoolSpec, stage: Json) -> dict[str, Any]:
+    exchange = job.exchange_on(pool)
     return {
         "name": pool.name,
         "deviceType": pool.device_type,
@@ -268,6 +270,7 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
         "maxUnits": _NO_LIMIT_UNITS if pool.max_units is None else pool.max_units,
         "unitsPerPod": pool.units_per_pod,
         **({"interruptionsPerUnitHour": pool.interruptions_per_unit_hour} if pool.interruptions_per_unit_hour else {}),
+        **({"denseExchange": exchange.value} if exchange != DenseExchange.of_pool(pool.device_type) else {}),
         **{key: stage[key] for key in _STAGE_FACTS if key in stage},
     }
 
@@ -361,6 +364,8 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     }
     if training.get("allowedPrecisions"):
         key["precisions"] = sorted(training["allowedPrecisions"])
+    if training.get("denseExchange") == DenseExchange.ALL_REDUCE and manifest["deviceType"] == "CPU":
+        key["denseExchange"] = DenseExchange.ALL_REDUCE
     if data.get("tensors"):
         key["tensors"] = data["tensors"]
     if data.get("access") == "Streamed":  # whole steps were measured with what reading takes

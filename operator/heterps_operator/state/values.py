@@ -58,6 +58,7 @@ class ProcessSpec:
     stage: int | None = None  # of a worker
     index: int | None = None  # of a worker in its stage, of a server among the servers
     precision: str | None = None  # in which it computes, if the planner has chosen that
+    dense_exchange: str | None = None  # of a worker's stage, if it is not that of its pool's device type
     incarnation: int = 1  # the job's: goes up when everything returns to the last checkpoint
     attempt: int = 1  # this process's: goes up with every replacement in one incarnation
 
@@ -69,6 +70,7 @@ class ProcessSpec:
             "--index": self.index,
             "--pool": self.pool,
             "--precision": self.precision,
+            "--dense-exchange": self.dense_exchange,
         }
         given = [(option, str(value)) for option, value in options.items() if value is not None]
         return (self.role.value, *(word for pair in given for word in pair))

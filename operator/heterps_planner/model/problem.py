@@ -29,6 +29,7 @@ from heterps_planner.model.limits import (
 from heterps_planner.model.servers import Interruption, ParameterServer, read_interruption, read_servers
 
 __all__ = [
+    "DENSE_EXCHANGES",
     "DEVICE_TYPES",
     "Layer",
     "LayerTimes",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 DEVICE_TYPES = ("CPU", "GPU", "XPU")
+DENSE_EXCHANGES = ("ParameterServer", "AllReduce")
 VERSION = 1
 _ROUNDING = 1e-9
 
@@ -102,6 +104,7 @@ class Pool:
     stage_serial_seconds: float = 0.0  # of a batch, in which one processor of a machine works and the others wait
     memory_bytes_per_pod: float | None = None  # None: not limited
     interruptions_per_unit_hour: float = 0.0  # how often the provider takes a unit back
+    dense_exchange: str = ""  # one of DENSE_EXCHANGES, of its stages; empty: that of the device type
 
     @property
     def max_pods(self) -> int:
@@ -268,6 +271,9 @@ def _read_pool(path: str, value: Any) -> Pool:
         if item.take("memoryBytesPerPod", None) is None
         else item.take_number("memoryBytesPerPod", above=0, most=MAX_BYTES),
         interruptions_per_unit_hour=item.take_number("interruptionsPerUnitHour", 0, least=0, most=MAX_INTERRUPTIONS),
+        dense_exchange=""
+        if item.take("denseExchange", None) is None
+        else item.take_choice("denseExchange", DENSE_EXCHANGES),
     )
     item.finish()
     return pool
@@ -392,6 +398,8 @@ def _pool_json(pool: Pool) -> dict[str, Any]:
         result["memoryBytesPerPod"] = pool.memory_bytes_per_pod
     if pool.interruptions_per_unit_hour:
         result["interruptionsPerUnitHour"] = pool.interruptions_per_unit_hour
+    if pool.dense_exchange:
+        result["denseExchange"] = pool.dense_exchange
     return result
 
 

@@ -60,6 +60,7 @@ class PlanStage:
     units: int
     pods: int
     throughput: float  # samples per second that this stage alone reaches
+    dense_exchange: str = ""  # of the gradients of its dense parameters; empty: that of the pool's device type
 
     def to_json(self) -> dict[str, Any]:
         """The stage as in a plan file."""
@@ -71,6 +72,7 @@ class PlanStage:
             "layers": list(self.layers),
             "units": self.units,
             "pods": self.pods,
+            **({"denseExchange": self.dense_exchange} if self.dense_exchange else {}),
         }
 
 
@@ -303,6 +305,7 @@ def build_plan(
                 units=pods * problem.pools[pool].units_per_pod,
                 pods=pods,
                 throughput=1 / segments.stage_time(first, last, pool, pods),
+                dense_exchange=problem.pools[pool].dense_exchange,
             )
         )
     lost = lost_time(segments, exact)

@@ -59,6 +59,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         ValueError: model or data are wrong, as in a worker.
     """
     here = config.pools[pool]
+    all_reduces = config.all_reduces_on(here)
     say(f"profiling pool {pool}: loading data and model")
     # Before a second worker needs the same cache; streamed data is read into that of the measurement.
     data = open_data(rehearsal.config if config.streams_data else config, link)
@@ -81,7 +82,8 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         context: zmq.Context[zmq.Socket[bytes]],
         credentials: Credentials,
     ) -> WorkerMember:
-        place, workload = Place(0, 0, pool, "127.0.0.1"), Workload(model, loss, device)
+        place = Place(0, 0, pool, "127.0.0.1", all_reduces=all_reduces)
+        workload = Workload(model, loss, device)
         return WorkerMember(changed, to_coordinator, context, credentials, place, workload, Data(data.train, None))
 
     wholes = {w.workers: w for w in rehearsal.measure(member)}
@@ -91,11 +93,11 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
             f"{whole.workers} worker(s): {whole.step.seconds * 1e3:.2f} ms per step, of which each computes "
             f"{whole.busy.seconds * 1e3:.2f} ms"
         )
-    probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
+    probe = LayerProbe(config, model, data.train, loss, device, all_reduces=all_reduces)
     facts, remeasured = _measure_layers(config, model, probe, device, say)
     threads = torch.get_num_threads() if device.type == "cpu" else None
     feed = _measure_feed(config, model, data, device, probe.largest)
-    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed, here.all_reduces)
+    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed, all_reduces)
     profile = combine(measured)
     if why_one:
         profile["warnings"].append(f"pool {pool}: {why_one}")

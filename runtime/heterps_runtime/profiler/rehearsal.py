@@ -36,6 +36,7 @@ from heterps_runtime.contract import (
     PATH_SHUTDOWN,
     PATH_STATUS,
     PATH_STOP,
+    DenseExchange,
     JobPhase,
     Role,
     worker_name,
@@ -176,7 +177,8 @@ class Rehearsal:
         self._environment[ENV_COORDINATOR] = credentials.url
         credentials.request("PUT", PATH_PLAN, self._plan(layers))
         if workers == 2:
-            self._start(Role.WORKER, "--stage", "0", "--index", "1", "--pool", self._pool, "--host", _HOST)
+            place = ("--stage", "0", "--index", "1", "--pool", self._pool, "--host", _HOST)
+            self._start(Role.WORKER, *place, "--dense-exchange", self._exchange)
         self._start(Role.PS, "--index", "0", "--pool", self._pool, "--host", _HOST)
 
     def end(self) -> None:
@@ -301,6 +303,12 @@ class Rehearsal:
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
+    @property
+    def _exchange(self) -> DenseExchange:
+        """How the workers exchange gradients of dense parameters."""
+        all_reduces = self.config.all_reduces_on(self.config.pools[self._pool])
+        return DenseExchange.ALL_REDUCE if all_reduces else DenseExchange.PARAMETER_SERVER
+
     def _plan(self, layers: int) -> dict[str, Any]:
         stage = {
             "name": "stage-0",
@@ -310,6 +318,7 @@ class Rehearsal:
             "layers": [],
             "units": self._workers,  # the runtime uses pods only
             "pods": self._workers,
+            "denseExchange": self._exchange,
         }
         return {"stages": [stage], "parameterServer": {"pool": self._pool, "replicas": 1, "units": 1}}
 

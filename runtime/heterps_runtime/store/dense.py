@@ -17,7 +17,7 @@ from heterps_runtime.store.kernel import AnyFloats, kernel, view
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.rows import count_unusable, largest_usable
 
-__all__ = ["DenseStore"]
+__all__ = ["DenseStore", "state_names", "update_dense"]
 
 
 class DenseStore:
@@ -54,7 +54,7 @@ class DenseStore:
         self._values[name] = np.array(value, order="C")
         self._state[name] = {
             state: np.full(value.shape, self.optimizer.options.get("initialAccumulator", 0.0), value.dtype)
-            for state in _update_of(self.optimizer)[1]
+            for state in state_names(self.optimizer)
         }
         self.nbytes += sum(array.nbytes for array in (self._values[name], *self._state[name].values()))
 
@@ -87,7 +87,6 @@ class DenseStore:
         if unusable:
             return unusable
         self.step = step
-        update, _ = _update_of(self.optimizer)
         for name, value in self._values.items():
             grads = [push[name] for push in given if name in push]
             if not grads:
@@ -98,8 +97,7 @@ class DenseStore:
                 for grad in grads[2:]:
                     total += grad
             flat_state = [array.reshape(-1) for array in self._state[name].values()]
-            numbers = self._numbers(scale, step, value.dtype)
-            update(value.reshape(-1), *flat_state, total.reshape(-1), numbers)
+            update_dense(self.optimizer, value.reshape(-1), flat_state, total.reshape(-1), scale=scale, step=step)
         return 0
 
     def snapshot(self) -> dict[str, AnyFloats]:
@@ -117,9 +115,7 @@ class DenseStore:
             ValueError: an entry is missing, unknown, or of the wrong shape or dtype; nothing has changed.
         """
         values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
-        expected = {"step", *values} | {
-            f"{name}::{state}" for name in values for state in _update_of(self.optimizer)[1]
-        }
+        expected = {"step", *values} | {f"{name}::{state}" for name in values for state in state_names(self.optimizer)}
         if expected != set(snapshot):
             missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
             raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
@@ -147,22 +143,51 @@ class DenseStore:
             raise ValueError(f"gradient of {name!r}: must have the shape {value.shape}, has {grad.shape}")
         return view(grad, value.dtype)
 
-    def _numbers(self, scale: float, step: int, dtype: Any) -> AnyFloats:
-        options = self.optimizer.options
-        values = [scale, *options.values()]
-        if self.optimizer.name == "adam":
-            correction_1, correction_2 = self.optimizer.adam_step_size(step)
-            values = [
-                scale,
-                options["learningRate"] / correction_1,
-                1.0 - options["beta1"],
-                options["beta2"],
-                1.0 - options["beta2"],
-                options["epsilon"],
-                correction_2,
-                options["weightDecay"],
-            ]
-        return np.array(values, dtype)
+
+def update_dense(
+    optimizer: DenseOptimizer,
+    values: AnyFloats,
+    state: Sequence[AnyFloats],
+    gradient: AnyFloats,
+    *,
+    scale: float,
+    step: int,
+) -> None:
+    """Update parameters and the optimizer's state in place, in one pass.
+
+    Args:
+        optimizer: treats each element by itself.
+        values: shape (n,).
+        state: arrays (n,), in the order of `state_names`.
+        gradient: shape (n,).
+        scale: factor of the gradient.
+        step: number of this step, from 1.
+    """
+    update, _ = _update_of(optimizer)
+    update(values, *state, gradient, _numbers(optimizer, scale, step, values.dtype))
+
+
+def state_names(optimizer: DenseOptimizer) -> tuple[str, ...]:
+    """Names of the arrays of state that an optimizer has, each as large as the parameters."""
+    return _update_of(optimizer)[1]
+
+
+def _numbers(optimizer: DenseOptimizer, scale: float, step: int, dtype: Any) -> AnyFloats:
+    options = optimizer.options
+    values = [scale, *options.values()]
+    if optimizer.name == "adam":
+        correction_1, correction_2 = optimizer.adam_step_size(step)
+        values = [
+            scale,
+            options["learningRate"] / correction_1,
+            1.0 - options["beta1"],
+            options["beta2"],
+            1.0 - options["beta2"],
+            options["epsilon"],
+            correction_2,
+            options["weightDecay"],
+        ]
+    return np.array(values, dtype)
 
 
 @kernel

@@ -58,18 +58,17 @@ def warm_up_server(
         _warm_up_rules(sparse, dtype)
     if disk is not None:
         _warm_up_disk(dtype, disk)
-    parameters = DenseStore(dense)
-    parameters.add("warm", np.zeros(1, dtype))
-    parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
+    _warm_up_dense(dense, dtype)
 
 
-def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
+def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool, replica: DenseOptimizer | None = None) -> None:
     """Compile, or load from the cache, all kernels of a worker.
 
     Args:
         dtype: of rows.
         wire: precision of messages.
         bags: whether the model has nn.EmbeddingBag.
+        replica: optimizer of dense parameters that the worker holds; None: servers hold them, or an accelerator.
     """
     _warm_up_wire(dtype, wire)
     keys = np.zeros(2, np.int64)
@@ -82,6 +81,14 @@ def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
         one = Bags(inverse, np.zeros(1, np.int64))
         pooled, winners = bag_forward(rows, one)
         bag_backward(pooled, one, winners, rows)
+    if replica is not None:
+        _warm_up_dense(replica, dtype)
+
+
+def _warm_up_dense(optimizer: DenseOptimizer, dtype: DTypeLike) -> None:
+    parameters = DenseStore(optimizer)
+    parameters.add("warm", np.zeros(1, dtype))
+    parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
 
 
 def _warm_up_disk(dtype: DTypeLike, folder: Path) -> None:

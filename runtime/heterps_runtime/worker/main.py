@@ -5,10 +5,11 @@ from __future__ import annotations
 import zmq
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import worker_name
+from heterps_runtime.contract import DenseExchange, worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.processes.process import log
+from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.warm import warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
@@ -41,8 +42,22 @@ def open_worker(
     pool: str,
     host: str,
     ports: Ports = FREE_PORTS,
+    dense_exchange: DenseExchange | None = None,
 ) -> WorkerMember:
-    """Load data and model of worker `index` of a stage, and listen on `host` and `ports`."""
+    """Load data and model of worker `index` of a stage, and listen on `host` and `ports`.
+
+    Args:
+        config: the job.
+        credentials: of the job.
+        stage: index in the plan.
+        index: of the worker in its stage.
+        pool: of the stage.
+        host: address to listen on.
+        ports: to listen on.
+        dense_exchange: of the stage; None: that of the pool's device type.
+    """
+    exchange = dense_exchange or DenseExchange.of_pool(config.pools[pool].device_type)
+    all_reduces = exchange == DenseExchange.ALL_REDUCE
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:
@@ -58,7 +73,8 @@ def open_worker(
         loss = resolve_loss(config.loss)
         link.status = "compiling kernels"
         bags = any(site.kind == "bag" for site in model.layered.stage(0, len(model.layered.layers) - 1).sites)
-        warm_up_worker(config.dtype_name, config.wire_precision, bags=bags)
+        replica = DenseOptimizer.from_manifest(config.dense_optimizer) if all_reduces and device.type == "cpu" else None
+        warm_up_worker(config.dtype_name, config.wire_precision, bags=bags, replica=replica)
     except Exception as error:
         permanent = isinstance(error, ValueError)
         reason = type(error).__name__ if permanent else "WorkerError"
@@ -66,7 +82,8 @@ def open_worker(
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
-    place, workload = Place(stage, index, pool, host, ports), Workload(model, loss, device)
+    place = Place(stage, index, pool, host, ports, all_reduces=all_reduces)
+    workload = Workload(model, loss, device)
     return WorkerMember(config, link, context, credentials, place, workload, data)
 
 

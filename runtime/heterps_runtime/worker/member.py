@@ -55,6 +55,7 @@ class Place:
     pool: str
     host: str  # address to listen on
     ports: Ports = FREE_PORTS
+    all_reduces: bool = False  # whether the workers of the stage hold replicas of dense parameters
 
 
 class WorkerMember(Member):
@@ -94,9 +95,8 @@ class WorkerMember(Member):
         self._clock = Clock()
         self._round_trip = RoundTrip(self._clock)
         self._process = WorkerProcess(link, self._inbox, self._clock, self._round_trip)
-        all_reduces = config.pools[place.pool].all_reduces
         timeout, port = config.hang_timeout_seconds, place.ports.rendezvous
-        self._collectives = Collectives(place.host, timeout, port) if all_reduces else None
+        self._collectives = Collectives(place.host, timeout, port) if place.all_reduces else None
         self._setup = GenerationSetup(
             config,
             self._process,

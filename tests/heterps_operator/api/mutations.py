@@ -89,6 +89,7 @@ FULL_JOB: Json = {
             "maxStaleness": 4,
             "precision": "Auto",
             "allowedPrecisions": ["bf16"],
+            "denseExchange": "AllReduce",
             "optimizer": {
                 "dense": {"name": "adam", "learningRate": _DECIMAL, "beta1": _DECIMAL, "beta2": _DECIMAL,
                           "epsilon": _DECIMAL, "weightDecay": _DECIMAL},

@@ -69,6 +69,7 @@ def everything(server: int = 0) -> dict[str, Any]:
             "stageSerialSeconds": 0.004,
             "memoryBytesPerPod": 1e10,
             "interruptionsPerUnitHour": 0.01,
+            "denseExchange": "AllReduce",
         }
     for layer in value["layers"]:
         layer |= {"kind": "Linear", "inputBytes": 8.0, "weightBytes": 4.0, "residentBytes": 1e6, "activationBytes": 1e3}

@@ -35,6 +35,7 @@ from heterps_runtime.contract import (
     PATH_PLAN,
     PATH_SHUTDOWN,
     PATH_STATUS,
+    DenseExchange,
     JobPhase,
 )
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
@@ -55,7 +56,8 @@ PATIENCE_SECONDS = 240
 CARD = "cuda" if torch.cuda.is_available() else "cpu"  # torchDevice of pool `card`: real where there is one
 PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
 
-Stage = tuple[str, int, int]  # pool, last layer, workers
+Stage = tuple[str, int, int]  # pool, last layer, workers; on pool `ring`, CPUs all-reduce
+RING = "ring"
 
 
 def write_data(folder: Path, columns: dict[str, Any]) -> str:
@@ -190,6 +192,7 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
     spec["model"]["embeddingInit"] = {"distribution": "normal", "std": "0.1"}
     pools = [
         {"metadata": {"name": "cpu"}, "spec": {"deviceType": "CPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+        {"metadata": {"name": RING}, "spec": {"deviceType": "CPU", "torchDevice": "cpu", "unitsPerPod": 1}},
         {"metadata": {"name": "card"}, "spec": {"deviceType": "GPU", "torchDevice": CARD, "unitsPerPod": 1}},
     ]
     return {
@@ -233,6 +236,7 @@ def plan_document(stages: Sequence[Stage], servers: int, precision: str | None =
                 "layers": [],
                 "units": workers,
                 "pods": workers,
+                **({"denseExchange": DenseExchange.ALL_REDUCE} if pool == RING else {}),
             }
         )
         first = last + 1
@@ -344,7 +348,8 @@ class ThreadedJob:
     def start_worker(self, stage: int, index: int, pool: str) -> None:
         """Start a worker."""
         name = f"worker-{stage}-{index}"
-        place = (stage, index, pool, self._host(name), self._ports)
+        exchange = DenseExchange.ALL_REDUCE if pool == RING else None
+        place = (stage, index, pool, self._host(name), self._ports, exchange)
         self._start(name, lambda: open_worker(self.config, self.credentials, *place).run())
 
     def start_process(self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM) -> MemberProcess:
@@ -357,6 +362,7 @@ class ThreadedJob:
         pool = "cpu" if role == "ps" else stages[int(numbers[0])][0]
         stage = [] if role == "ps" else ["--stage", numbers[0]]
         arguments = [role, *stage, "--index", numbers[-1], "--pool", pool, "--host", self._host(name)]
+        arguments += ["--dense-exchange", DenseExchange.ALL_REDUCE] if pool == RING else []
         path = Path(self.document["workDirectory"]) / "config.json"
         path.write_text(json.dumps(self.document))
         environment = {

@@ -36,6 +36,7 @@ JOBS: list[tuple[str, list[Stage], int]] = [
     ("flights", [("cpu", 5, 1), ("card", 8, 1), ("cpu", 10, 1)], 2),
     ("flights", [("cpu", 10, 2)], 1),
     ("flights", [("cpu", 5, 1), ("card", 10, 2)], 1),
+    ("flights", [("ring", 5, 2), ("ring", 10, 2)], 1),
     ("residual", [("card", 3, 1), ("cpu", 5, 1)], 1),
 ]
 

@@ -73,6 +73,7 @@ def test_batches_in_one_piece_give_the_statistics_of_plain_pytorch(pool: str, fo
     [
         ("normed servers", [("cpu", LAST, 3)], 2),
         ("normed replicas", [("card", LAST, 2)], 1),
+        ("normed ring", [("ring", LAST, 2)], 1),
         ("normed pipeline", [("cpu", 2, 2), ("card", 4, 1), ("cpu", LAST, 2)], 2),
     ],
 )

@@ -15,6 +15,7 @@ from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
+    RING,
     Stage,
     ThreadedJob,
     configuration,
@@ -85,11 +86,14 @@ def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_chec
 
 
 @pytest.mark.slow
-def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pool", ["card", RING])
+def test_workers_come_and_go_and_the_model_is_the_same(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = 150
     reference = train(RunConfig.from_json(configuration(tmp_path / "reference", steps=steps)), torch.float64)
-    few: list[Stage] = [("cpu", 4, 1), ("card", LAST, 1)]
-    many: list[Stage] = [("cpu", 4, 1), ("card", LAST, 2)]  # the newcomer is handed the dense parameters
+    few: list[Stage] = [("cpu", 4, 1), (pool, LAST, 1)]
+    many: list[Stage] = [("cpu", 4, 1), (pool, LAST, 2)]  # the newcomer is handed the dense parameters
     going, push = threading.Event(), Shard.push
     going.set()
 

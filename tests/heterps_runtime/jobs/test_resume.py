@@ -22,6 +22,7 @@ from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.wire.messages import Damaged, Generation
 from tests.heterps_runtime.helpers.jobs import (
+    RING,
     TOKEN,
     Stage,
     ThreadedJob,
@@ -67,6 +68,8 @@ def _checkpoints(document: dict[str, Any]) -> list[Path]:
 
 PLANS: list[tuple[list[Stage], int, list[Stage], int]] = [
     ([("cpu", 4, 1), ("card", LAST, 2)], 1, [("cpu", LAST, 2)], 3),
+    ([(RING, LAST, 2)], 2, [("cpu", LAST, 2)], 1),
+    ([("cpu", 6, 2), ("cpu", LAST, 1)], 4, [(RING, 4, 1), (RING, LAST, 3)], 1),
     ([("cpu", 6, 2), ("cpu", LAST, 1)], 3, [("card", 4, 1), ("card", LAST, 2)], 1),
 ]
 

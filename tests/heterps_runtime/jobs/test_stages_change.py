@@ -126,6 +126,16 @@ def test_what_cannot_change_is_named(stages: list[Stage], servers: int, text: st
     assert world.commits == [0]
 
 
+def test_the_exchange_of_a_stage_stays_while_the_job_runs() -> None:
+    world = World(ONE_CPU).begin()
+    document = plan_document(ONE_CPU, 1)
+    document["stages"][0]["denseExchange"] = "AllReduce"
+    with pytest.raises(ValueError, match=r"^plan\.stages: must stay those of before"):
+        world.core.set_plan(PlanDocument.from_json(document))
+    world.step()
+    assert world.commits == [0]
+
+
 def change(job: ThreadedJob, gate: Gate, before: list[Stage], after: list[Stage], servers: int) -> None:
     """Submit a plan with other stages, and start its new workers as processes."""
     gate.open.clear()

@@ -2,7 +2,7 @@
 
 The coordinator takes another number of workers at once. Stages with other layers begin when all of their workers have
 joined, beside those of the present stages, and with the state that the parameter servers hold. That is all of it only
-on CPU pools, since workers that all-reduce hold the dense parameters of their layers.
+if no stage all-reduces, since such workers hold the dense parameters of their layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def needs_restart(job: JobSpec, observed: Observed, plan: JobPlan, new: JobPlan)
     """
     if (new.servers.pool, new.servers.replicas) != (plan.servers.pool, plan.servers.replicas):
         return True
-    if any(job.pool(stage.pool).device_type != "CPU" for stage in (*plan.stages, *new.stages)):
+    if any(stage.all_reduces(job.pool(stage.pool).device_type) for stage in (*plan.stages, *new.stages)):
         return True
     if any(stage.pool != before.pool for stage, before in zip(new.stages, plan.stages, strict=False)):
         return True  # a worker's process stays on its pool

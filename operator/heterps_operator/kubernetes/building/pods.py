@@ -297,7 +297,7 @@ def _container(
     ]
     if coordinator is not None:
         environment.append({"name": ENV_COORDINATOR, "value": coordinator})
-    ports = port_variables(job, spec.role, pool, own_address=own_address)
+    ports = port_variables(job, spec, pool, own_address=own_address)
     environment += [{"name": key, "value": value} for key, value in (process_variables(spec) | ports).items()]
     command = [_COMMAND, *spec.arguments]
     container: dict[str, Any] = {
@@ -306,7 +306,7 @@ def _container(
         "env": environment,
         "volumeMounts": [{"name": "heterps-config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True}],
     }
-    if declared := container_ports(job, spec.role, pool, own_address=own_address):
+    if declared := container_ports(job, spec, pool, own_address=own_address):
         container["ports"] = declared
     resources = _units(pool, spec)
     if (memory := _memory(job, pool, spec)) is not None:

@@ -3,13 +3,12 @@
 Every pod has an address of its own, so all of them use the same fixed ports. Names begin with the protocol, as service
 meshes expect (`http`, `https`, `tcp`); `appProtocol` says the same where it has a standard name.
 
-The connections that NCCL and gloo make among the workers of a GPU or XPU pool are not in the table: these libraries
-listen on ports that the kernel chooses.
+The connections that NCCL and gloo make among the workers of a stage that all-reduces are not in the table: these
+libraries listen on ports that the kernel chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,14 @@ from heterps_operator.kubernetes.names import (
     METRICS_PORT,
     RENDEZVOUS_PORT,
 )
-from heterps_runtime.contract import ENV_MESSAGE_PORT, ENV_METRICS_PORT, ENV_RENDEZVOUS_PORT
+from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import (
+    ENV_MESSAGE_PORT,
+    ENV_METRICS_PORT,
+    ENV_RENDEZVOUS_PORT,
+    DenseExchange,
+    Role,
+)
 
 __all__ = ["container_ports", "port_variables", "service_ports"]
 
@@ -33,18 +39,18 @@ class _Port:
     app_protocol: str | None = None  # of IANA's list of service names
 
 
-def container_ports(job: Json, role: str, pool: Json | None, *, own_address: bool) -> list[dict[str, Any]]:
-    """Return the ports that a process of a role listens on.
+def container_ports(job: Json, spec: ProcessSpec, pool: Json | None, *, own_address: bool) -> list[dict[str, Any]]:
+    """Return the ports that a process listens on.
 
     Args:
         job: the HeterPSJob.
-        role: of the process.
+        spec: the process.
         pool: its DevicePool; None for the coordinator.
         own_address: whether its pod shares its address with no other.
     """
     return [
         {"name": port.name, "containerPort": port.number, "protocol": "TCP"}
-        for port in _of(job, role, pool, own_address)
+        for port in _of(job, spec, pool, own_address)
     ]
 
 
@@ -61,12 +67,12 @@ def service_ports(job: Json) -> list[dict[str, Any]]:
     ]
 
 
-def port_variables(job: Json, role: str, pool: Json | None, *, own_address: bool) -> dict[str, str]:
+def port_variables(job: Json, spec: ProcessSpec, pool: Json | None, *, own_address: bool) -> dict[str, str]:
     """Return the variables that tell a process its ports; see `container_ports`. Ports without one are arguments."""
     names = {MESSAGE_PORT: ENV_MESSAGE_PORT, RENDEZVOUS_PORT: ENV_RENDEZVOUS_PORT}
-    if role != "coordinator":
+    if spec.role != Role.COORDINATOR:
         names[METRICS_PORT] = ENV_METRICS_PORT
-    numbers = (port.number for port in _of(job, role, pool, own_address))
+    numbers = (port.number for port in _of(job, spec, pool, own_address))
     return {names[number]: str(number) for number in numbers if number in names}
 
 
@@ -81,17 +87,19 @@ def _all(job: Json) -> tuple[_Port, ...]:
     )
 
 
-def _of(job: Json, role: str, pool: Json | None, own_address: bool) -> list[_Port]:
+def _of(job: Json, spec: ProcessSpec, pool: Json | None, own_address: bool) -> list[_Port]:
     # A coordinator's arguments fix two of them wherever it runs: the operator and Prometheus have to find it.
-    fixed = {COORDINATOR_PORT, METRICS_PORT} if role == "coordinator" else set()
+    fixed = {COORDINATOR_PORT, METRICS_PORT} if spec.role == Role.COORDINATOR else set()
     return [
         port
         for port in _all(job)
-        if role in port.roles
+        if spec.role in port.roles
         and (own_address or port.number in fixed)
-        and (port.number != RENDEZVOUS_PORT or _all_reduces(pool))
+        and (port.number != RENDEZVOUS_PORT or _all_reduces(spec, pool))
     ]
 
 
-def _all_reduces(pool: Mapping[str, Any] | None) -> bool:
-    return pool is not None and pool["spec"]["deviceType"] != "CPU"
+def _all_reduces(spec: ProcessSpec, pool: Json | None) -> bool:
+    assert pool is not None, "a worker has one"
+    exchange = spec.dense_exchange or DenseExchange.of_pool(pool["spec"]["deviceType"])
+    return exchange == DenseExchange.ALL_REDUCE

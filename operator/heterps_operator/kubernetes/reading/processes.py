@@ -15,7 +15,7 @@ from heterps_operator.api.shapes import UnreadableError, fields, number, text
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
 from heterps_operator.state.values import ProcessSpec
-from heterps_runtime.contract import Role
+from heterps_runtime.contract import DenseExchange, Role
 
 __all__ = ["process_from", "process_of", "process_text"]
 
@@ -40,6 +40,7 @@ _SHAPE = fields(
         "index": number(0, _MOST_STARTS),
         "pool": text(least=1, most=63),
         "precision": text(least=1, most=16),
+        "dense_exchange": text(among=tuple(DenseExchange)),
         "units": number(0, _MOST_UNITS),
         "threads": number(1, _MOST_UNITS),
         "incarnation": number(1, _MOST_STARTS),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heterps_runtime.config import PoolConfig
-from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
+from heterps_runtime.contract import MemberState, PlanDocument, Role, StageDocument, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.words import take_figures
 from heterps_runtime.partition.copies import holders_of
@@ -176,7 +176,7 @@ class Roster:
         if _servers_of(plan) != _servers_of(self.plan):
             number, pool = _servers_of(self.plan)
             raise ValueError(f"plan.parameterServer: must stay {number} server(s) on {pool} {_WHILE_RUNNING}")
-        if _spans_of(plan) == _spans_of(self.plan):
+        if _spans_of(plan, pools) == _spans_of(self.plan, pools):
             self._take(plan)
         else:
             for i, (stage, before) in enumerate(zip(plan.stages, self.plan.stages, strict=False)):
@@ -184,7 +184,7 @@ class Roster:
                     raise ValueError(
                         f"plan.stages[{i}].pool: must stay {before.pool}, is {stage.pool}, {_WHILE_RUNNING}"
                     )
-            if any(pools[stage.pool].all_reduces for stage in (*plan.stages, *self.plan.stages)):
+            if any(_all_reduces(stage, pools) for stage in (*plan.stages, *self.plan.stages)):
                 raise ValueError(
                     f"plan.stages: must stay those of before {_WHILE_RUNNING}, since workers that all-reduce hold the "
                     "dense parameters of their layers"
@@ -242,7 +242,7 @@ class Roster:
         holding = {s.index for s in self.servers() if s.holds_state and s.name not in without}
         number, stages = len(self.server_names), enumerate(self.plan.stages)
         return all(not holding.isdisjoint(holders_of(i, number, replication)) for i in range(number)) and all(
-            self.replicas(i) for i, stage in stages if pools[stage.pool].all_reduces
+            self.replicas(i) for i, stage in stages if _all_reduces(stage, pools)
         )
 
     def complete(self) -> bool:
@@ -262,8 +262,12 @@ def _names_of(plan: PlanDocument) -> tuple[tuple[tuple[str, ...], ...], tuple[st
     return stages, tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
 
 
-def _spans_of(plan: PlanDocument) -> tuple[tuple[str, int, int], ...]:
-    return tuple((s.pool, s.firstLayer, s.lastLayer) for s in plan.stages)
+def _all_reduces(stage: StageDocument, pools: Mapping[str, PoolConfig]) -> bool:
+    return stage.all_reduces(pools[stage.pool].device_type)
+
+
+def _spans_of(plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> tuple[tuple[str, int, int, bool], ...]:
+    return tuple((s.pool, s.firstLayer, s.lastLayer, _all_reduces(s, pools)) for s in plan.stages)
 
 
 def _servers_of(plan: PlanDocument) -> tuple[int, str]:
@@ -293,8 +297,8 @@ def check_plan(
     for i, stage in enumerate(plan.stages):
         if stage.pool not in pools:
             raise ValueError(f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(pools)}")
-        if encrypted and stage.pods > 1 and pools[stage.pool].all_reduces:
+        if encrypted and stage.pods > 1 and _all_reduces(stage, pools):
             raise ValueError(
                 f"plan.stages[{i}].pods: must be 1 with spec.encryption Required, is {stage.pods}: "
-                f"workers of pool {stage.pool} all-reduce, which is not encrypted"
+                f"its workers on pool {stage.pool} all-reduce, which is not encrypted"
             )

@@ -36,16 +36,16 @@ class Group:
 
     Args:
         form: forms the process group; called in the thread. None for a stage of one worker.
-        first_step: step of the first all-reduce.
+        first_turn: of the first all-reduce.
     """
 
-    def __init__(self, form: Callable[[], Ring] | None, first_step: int) -> None:
+    def __init__(self, form: Callable[[], Ring] | None, first_turn: int) -> None:
         self._alone = form is None
         self._ring: Ring | None = None
         self._failure: Exception | None = None
         self._closed = False
-        self._next_step = first_step  # of the next operation
-        self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
+        self._next_turn = first_turn  # of the next operation
+        self._held: dict[int, Callable[[], None]] = {}  # operations of later turns
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         if form is not None:
             threading.Thread(target=self._run, args=(form,), name="collectives", daemon=True).start()
@@ -67,27 +67,27 @@ class Group:
         self._call(run)
         return future
 
-    def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
-        """Sum a step's `flat` over the group in place; `done` is called from the group's thread.
+    def all_reduce(self, turn: int, tensor: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
+        """Sum a tensor over the group in place; `done` is called from the group's thread.
 
-        Groups match operations by their order, so operations run in the order of steps. A worker may finish a step
-        before an earlier one, if it has no samples of it, or in `async`.
+        Groups match operations by their order, so operations run in the order of their turns. A worker may finish a
+        step before an earlier one, if it has no samples of it, or in `async`.
         """
 
         def run() -> None:
             try:
                 self.check()
                 if self._ring is not None:
-                    self._ring.all_reduce(flat)
+                    self._ring.all_reduce(tensor)
                     self.check()  # one that was aborted may end without an error
                 done(None)
             except Exception as error:
                 done(error)
 
-        self._held[step] = run
-        while (following := self._held.pop(self._next_step, None)) is not None:
+        self._held[turn] = run
+        while (following := self._held.pop(self._next_turn, None)) is not None:
             self._call(following)
-            self._next_step += 1
+            self._next_turn += 1
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Broadcast the root's values; blocks."""
@@ -183,7 +183,7 @@ class Collectives:
         size: int,
         rendezvous: Rendezvous,
         device: torch.device,
-        first_step: int,
+        first_turn: int,
     ) -> Group:
         """Close the group of the previous generation, and begin to form the next one.
 
@@ -194,7 +194,7 @@ class Collectives:
             size: number of workers.
             rendezvous: of the group.
             device: of the tensors.
-            first_step: step of the first all-reduce.
+            first_turn: of the first all-reduce.
         """
         self.leave()
 
@@ -205,7 +205,7 @@ class Collectives:
             prefixed = PrefixStore(f"{rendezvous.secret}/generation-{generation}/stage-{stage}", shared)
             return form_ring(prefixed, rank, size, device, self._host, self._timeout)
 
-        self._group = Group(None if size == 1 else form, first_step)
+        self._group = Group(None if size == 1 else form, first_turn)
         return self._group
 
     def leave(self) -> None:

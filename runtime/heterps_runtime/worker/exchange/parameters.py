@@ -127,7 +127,8 @@ class Parameters:
         """Copy parameters and optimizer state from a surviving worker to new ones."""
         size, committed, rendezvous = len(announced.workers), announced.committed, announced.rendezvous
         assert rendezvous is not None, "workers are told of one"
-        group = collectives.begin(announced.generation, self._stage, rank, size, rendezvous, self._device, committed)
+        turn = committed * len(replica.buckets)  # each bucket of a step has one
+        group = collectives.begin(announced.generation, self._stage, rank, size, rendezvous, self._device, turn)
         version = replica.version
 
         def exchange() -> torch.Tensor | None:

@@ -1,24 +1,41 @@
-"""A worker's copy of its stage's dense parameters and statistics, on pools that all-reduce.
+"""A worker's copy of its stage's dense parameters and statistics, in stages that all-reduce.
 
-Parameters and optimizer state are flat buffers: one tensor is all-reduced, copied to a new worker, or updated, and an
-update takes a few operations for any number of parameters. torch's own optimizers have the same arithmetic, but
-creating one imports torch's compiler, which takes seconds.
+Parameters and optimizer state are flat buffers: one tensor is copied to a new worker, or updated, whatever the number
+of parameters. On the host, an update is that of parameter servers, in one pass; on an accelerator it takes a few
+operations. torch's own optimizers have the same arithmetic, but creating one imports torch's compiler, which takes
+seconds.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from heterps_runtime.store.dense import state_names, update_dense
 from heterps_runtime.store.optimizers import DenseOptimizer
 
-__all__ = ["Array", "Leaves", "Replica"]
+__all__ = ["Array", "Bucket", "Leaves", "Replica", "update_on_device"]
+
+BUCKET_BYTES = 2**22  # of gradients that are summed at once: several milliseconds of a network of 10 Gbit/s
 
 Array = np.ndarray[Any, Any]
 Leaves = dict[str, torch.Tensor]
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of the flat gradient that is summed over the workers at once."""
+
+    begin: int  # element of the flat gradient
+    end: int  # exclusive
+    names: tuple[str, ...]  # parameters of which it has the gradients
 
 
 class Replica:
@@ -42,12 +59,31 @@ class Replica:
         self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
         self.earlier_steps = 0  # before this job's first that the optimizer's state is of, less the skipped ones
         self._shapes = {n: v.shape for n, v in initial.items()}
+        ends = list(itertools.accumulate(shape.numel() for shape in self._shapes.values()))
+        self._offsets = dict(zip(self._shapes, [0, *ends], strict=False))
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
         self._values = (torch.cat(flat) if flat else torch.zeros(0)).to(device)
         self._statistics = {n: v.detach().to(device, copy=True) for n, v in statistics.items()}
         start = optimizer.options.get("initialAccumulator", 0.0)
-        self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
+        self.buckets = self._cut()
+        self._state = {name: torch.full_like(self._values, start) for name in state_names(optimizer)}
+
+    def _cut(self) -> tuple[Bucket, ...]:
+        """The buckets, from the last parameters on, which backward reaches first; statistics belong to the first one.
+
+        On an accelerator there is one: its gradients are waited for once per step.
+        """
+        least = BUCKET_BYTES // self._values.element_size() if self._values.device.type == "cpu" else math.inf
+        end = self.empty_gradient().numel()
+        found, names = [], []
+        for name in reversed(self._shapes):
+            names.append(name)
+            begin = self._offsets[name]
+            if begin > 0 and end - begin >= least:
+                found.append(Bucket(begin, end, tuple(names)))
+                end, names = begin, []
+        return (*found, Bucket(0, end, tuple(names)))
 
     @property
     def num_state_arrays(self) -> int:
@@ -64,35 +100,40 @@ class Replica:
         """The statistics by name; later commits do not change these tensors."""
         return dict(self._statistics)
 
-    def flatten(self, gradients: Leaves, changes: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One tensor of gradients and changes, sums over samples, to be summed over workers and given to `apply`.
+    def empty_gradient(self) -> torch.Tensor:
+        """A tensor, not filled, for gradients and changes: sums over samples, to be summed over workers and applied.
 
-        Missing ones are zero. Changes are in float64 if the parameters are, and in float32 otherwise, in which sums of
-        whole numbers are exact up to 2^24.
+        Changes are in float64 if the parameters are, and in float32 otherwise, in which sums of whole numbers are exact
+        up to 2^24.
         """
-        dtype, device = self._values.dtype, self._values.device
-        parts = [
-            torch.zeros(shape.numel(), dtype=dtype, device=device) if n not in gradients else gradients[n].reshape(-1)
-            for n, shape in self._shapes.items()
-        ]
+        size = self._values.numel() + sum(value.numel() for value in self._statistics.values())
+        return torch.empty(size, dtype=self._values.dtype, device=self._values.device)
+
+    def part(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        """The view of a parameter's gradient in an `empty_gradient`."""
+        shape, begin = self._shapes[name], self._offsets[name]
+        return flat[begin : begin + shape.numel()].view(shape)
+
+    def fill_changes(self, flat: torch.Tensor, changes: Mapping[str, torch.Tensor]) -> None:
+        """Write the changes of statistics, or zero where there is none, to an `empty_gradient`."""
+        offset = self._values.numel()
         for name, value in self._statistics.items():
-            change = changes.get(name)
-            parts.append((torch.zeros_like(value) if change is None else change).to(dtype).reshape(-1))
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype, device=device)
+            target, change = flat[offset : offset + value.numel()], changes.get(name)
+            target.zero_() if change is None else target.copy_(change.reshape(-1))
+            offset += value.numel()
 
     def apply(self, flat: torch.Tensor, batch_size: int) -> None:
         """Commit one step.
 
         Args:
-            flat: see `flatten`, summed over all samples of the batch.
+            flat: see `empty_gradient`, summed over all samples of the batch.
             batch_size: samples of the batch.
         """
-        options, values = self._optimizer.options, self._values
+        values = self._values
         if values.numel():
-            gradient = flat[: values.numel()] / batch_size
-            if options["weightDecay"]:
-                gradient = gradient.add(values, alpha=options["weightDecay"])
-            self._update(gradient)
+            step = self.earlier_steps + self.version + 1
+            update = _update_on_host if values.device.type == "cpu" else update_on_device
+            update(self._optimizer, values, self._state, flat[: values.numel()], 1 / batch_size, step)
         offset = values.numel()
         for name, value in self._statistics.items():
             mean = flat[offset : offset + value.numel()].view(value.shape) / batch_size
@@ -105,23 +146,6 @@ class Replica:
         """Count a step that changes nothing."""
         self.version += 1
         self.earlier_steps -= 1
-
-    def _update(self, gradient: torch.Tensor) -> None:
-        options, values, state = self._optimizer.options, self._values, self._state
-        rate = options["learningRate"]
-        if self._optimizer.name == "sgd":
-            if state:
-                gradient = state["momentum_buffer"].mul_(options["momentum"]).add_(gradient)
-            values.add_(gradient, alpha=-rate)
-        elif self._optimizer.name == "adagrad":
-            total = state["sum"].addcmul_(gradient, gradient)
-            values.addcdiv_(gradient, total.sqrt().add_(options["epsilon"]), value=-rate)
-        else:
-            mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
-            square = state["exp_avg_sq"].mul_(options["beta2"])
-            square.addcmul_(gradient, gradient, value=1 - options["beta2"])
-            correction_1, correction_2 = self._optimizer.adam_step_size(self.earlier_steps + self.version + 1)
-            values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
     def flat_state(self) -> torch.Tensor:
         """All state as bytes in one buffer, for new workers: types differ, and a copy must be exact."""
@@ -171,11 +195,44 @@ class Replica:
         return parts
 
 
-def _state_names(optimizer: DenseOptimizer) -> tuple[str, ...]:
-    """Names of the optimizer's state, as on parameter servers."""
+def _update_on_host(
+    optimizer: DenseOptimizer, values: torch.Tensor, state: State, gradient: torch.Tensor, scale: float, step: int
+) -> None:
+    """The update of parameter servers: torch's would read and write each array several times."""
+    arrays = [state[name].numpy() for name in state_names(optimizer)]
+    update_dense(optimizer, values.numpy(), arrays, gradient.numpy(), scale=scale, step=step)
+
+
+def update_on_device(
+    optimizer: DenseOptimizer, values: torch.Tensor, state: State, gradient: torch.Tensor, scale: float, step: int
+) -> None:
+    """Update flat parameters and the optimizer's state in place, as `store.dense.update_dense` does on the host.
+
+    Args:
+        optimizer: like torch.optim.{SGD, Adagrad, Adam}.
+        values: shape (n,).
+        state: tensors (n,), by name.
+        gradient: shape (n,); not changed.
+        scale: factor of the gradient.
+        step: number of this step, from 1.
+    """
+    options = optimizer.options
+    rate, gradient = options["learningRate"], gradient * scale
+    if options["weightDecay"]:
+        gradient = gradient.add(values, alpha=options["weightDecay"])
     if optimizer.name == "sgd":
-        return ("momentum_buffer",) if optimizer.options["momentum"] else ()
-    return ("sum",) if optimizer.name == "adagrad" else ("exp_avg", "exp_avg_sq")
+        if state:
+            gradient = state["momentum_buffer"].mul_(options["momentum"]).add_(gradient)
+        values.add_(gradient, alpha=-rate)
+    elif optimizer.name == "adagrad":
+        total = state["sum"].addcmul_(gradient, gradient)
+        values.addcdiv_(gradient, total.sqrt().add_(options["epsilon"]), value=-rate)
+    else:
+        mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
+        square = state["exp_avg_sq"].mul_(options["beta2"])
+        square.addcmul_(gradient, gradient, value=1 - options["beta2"])
+        correction_1, correction_2 = optimizer.adam_step_size(step)
+        values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
 
 def _copy(tensor: torch.Tensor) -> Array:

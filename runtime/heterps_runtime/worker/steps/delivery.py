@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from heterps_runtime.wire.messages import Array, Commit, Done
+from heterps_runtime.worker.exchange.buckets import Reduction
 from heterps_runtime.worker.exchange.parameters import Replication
+from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.runs import StepRun
 from heterps_runtime.worker.tensors import arrays_of
@@ -39,9 +41,6 @@ class Delivery:
         if run.factor is not None:
             unscale = 1.0 / run.factor
             chunks = [(dim, keys, gradient * np.float32(unscale)) for dim, keys, gradient in chunks]
-            for leaf in (run.leaves or {}).values():
-                if leaf.grad is not None:
-                    leaf.grad.mul_(unscale)
         run.finite = all(_is_finite(gradient) for _, _, gradient in chunks)
         replication = self._context.replication
         dense: dict[str, Array] = {}
@@ -49,24 +48,32 @@ class Delivery:
         if self._dense and replication is None:
             # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
-            dense = arrays_of({n: leaf.grad for n, leaf in leaves.items() if leaf.grad is not None})
+            if run.factor is not None:
+                for leaf in leaves.values():
+                    if leaf.grad is not None:
+                        leaf.grad.mul_(1.0 / run.factor)
+            dense = arrays_of(_gradients(run))
             run.finite = run.finite and all(map(_is_finite, dense.values()))
             changes = arrays_of(run.changes)
         self._context.servers.push(run.step, chunks, dense, changes)
         self._process.round_trip.send(run.step)
         run.blocks.clear()
         if replication is not None and self._dense:
-            self._reduce(run, replication)
+            reduction = run.reduction or self._begin_reduction(run, replication)
+            reduction.finish(_gradients(run))
+            run.finite = run.finite and reduction.finite
         else:
             run.reduced = True
 
-    def _reduce(self, run: StepRun, replication: Replication) -> None:
-        replica = replication.replica
-        leaves = run.leaves if run.leaves is not None else replica.acquire(private=True)
-        flat = replica.flatten({n: t.grad for n, t in leaves.items() if t.grad is not None}, run.changes)
-        run.finite = run.finite and bool(torch.isfinite(flat.sum()))
-        run.flat_gradient = flat
+    def reduce_with_backward(self, run: StepRun) -> None:
+        """Before a backward: if it is the last one of the step, all-reduce gradients while it computes others."""
+        replication, leaves = self._context.replication, run.leaves
+        if replication is None or not leaves or run.num_finished + 1 < len(run.expected):
+            return
+        if len(replication.replica.buckets) > 1:
+            self._begin_reduction(run, replication).follow(leaves)
 
+    def _begin_reduction(self, run: StepRun, replication: Replication) -> Reduction:
         def finish(error: Exception | None) -> None:
             if error is not None:
                 self.broken = True
@@ -77,7 +84,9 @@ class Delivery:
         def done(error: Exception | None) -> None:
             self._process.inbox.post(lambda: finish(error))
 
-        replication.group.all_reduce(run.step, flat, done)
+        unscale = None if run.factor is None else 1.0 / run.factor
+        run.reduction = Reduction(replication, run.step, run.changes, unscale, done)
+        return run.reduction
 
     def pushed(self, step: int) -> None:
         """Note that all servers have acknowledged a step's gradients."""
@@ -96,7 +105,7 @@ class Delivery:
         if order.skipped:
             replica.skip()
         else:
-            replica.apply(torch.zeros(0) if run.flat_gradient is None else run.flat_gradient, order.batch_size)
+            replica.apply(torch.zeros(0) if run.reduction is None else run.reduction.flat, order.batch_size)
 
     def clear(self) -> None:
         """Drop all steps."""
@@ -120,6 +129,11 @@ class Delivery:
         waits = sum(s for n, s in delta.items() if n.startswith("wait"))
         total = sum(delta.values())
         return {**delta, "step": total, "wait": waits, "compute": total - waits}
+
+
+def _gradients(run: StepRun) -> Leaves:
+    """The gradients of a step by parameter, of those that have one."""
+    return {name: leaf.grad for name, leaf in (run.leaves or {}).items() if leaf.grad is not None}
 
 
 def _is_finite(values: Array) -> bool:

@@ -125,6 +125,7 @@ class Engine:
         self._open_runs()
         work = next_backward(self._runs, strict=self._reads.ordered)
         if work is not None:
+            self._delivery.reduce_with_backward(work.run)
             self._stage.backward(work)
             self._finish_work(work)
             return True
@@ -272,6 +273,7 @@ class Engine:
         try:
             if work.run.training:
                 work.run.loss_scale = self._loss_scales.of(work.run.step)
+                self._delivery.reduce_with_backward(work.run)
                 self._stage.learn(work)
             else:
                 logits, loss = self._stage.score(work)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from heterps_runtime.partition.allocation import MicroBatch
+from heterps_runtime.worker.exchange.buckets import Reduction
 from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.rows.lookups import LookupBlock
 
@@ -88,7 +89,7 @@ class StepRun:
     num_finished: int = 0
     losses: list[torch.Tensor] = field(default_factory=list)
     finite: bool = True
-    flat_gradient: torch.Tensor | None = None  # and changes, of the replica, summed over the stage once `reduced`
+    reduction: Reduction | None = None  # of a replica's gradients and changes, once it has begun
     reduced: bool = False
     pushed: bool = False
     reported: bool = False
