@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 
 
 class Gate:
