@@ -62,6 +62,12 @@ class Holding:
         return [shard for index, shard in self.in_use.shards.items() if index != self._index]
 
     @property
+    def committed(self) -> int:
+        """Steps in the state that this server has; 0 if it has none."""
+        division = self.present if self.present.complete else self.in_use
+        return next((shard.committed for shard in division.shards.values()), 0)
+
+    @property
     def complete(self) -> tuple[int, ...]:
         """The numbers of servers in the divisions of which this server has all that it is to hold."""
         return tuple(d.num_servers for d in (self.present, self.following) if d is not None and d.complete)

@@ -245,7 +245,7 @@ class ParameterServer(Member):
                 address=self._address,
                 metrics_port=self._metrics_server.port,
                 lineage=self._lineage,
-                version=self._holding.own.committed,
+                version=self._holding.committed,
                 divisions=self._holding.complete,
             )
         )
@@ -276,8 +276,8 @@ class ParameterServer(Member):
 
     def _has(self, lineage: int, committed: int, num_servers: int) -> bool:
         """Whether this server has the state of a commit, in the division among so many servers."""
-        own = self._holding.own
-        return (self._lineage, own.committed) == (lineage, committed) and num_servers in self._holding.complete
+        held = (self._lineage, self._holding.committed)
+        return held == (lineage, committed) and num_servers in self._holding.complete
 
     def _leave_generation(self) -> None:
         self._generation = _NONE

@@ -139,23 +139,21 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
 @pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("then", [1, 2, 3])
 def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
-    after: int, then: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: list[Recovery]
+    after: int, then: int, tmp_path: Path, stuck: list[Recovery]
 ) -> None:
     """A worker is lost meanwhile, or a plan comes with the servers of before, or with yet another number."""
     document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=STEPS))
     document["job"]["spec"]["model"]["tables"] = RULES
     expected = train(RunConfig.from_json(document), torch.float64)
-    gate, job = Gate(monkeypatch), ThreadedJob(document)
+    job = ThreadedJob(document)
     job.start(TWO, 2)
     job.wait(lambda status: status["committedSteps"] >= 15)
-    gate.open.clear()
     _begin_change(job, TWO, 2, after)
     job.wait(lambda status: bool(stuck))
     if then == after:
         job.credentials.request("POST", PATH_LOST, {"member": "worker-0-1", "reason": "lost by a test"})
     else:
         _begin_change(job, TWO, max(2, after), then)
-    gate.open.set()
     status = _end(job)
     assert "RolledBack" not in _reasons(status)
     assert _reasons(status).count("ServersChanged") == (1 if then == after else 2)

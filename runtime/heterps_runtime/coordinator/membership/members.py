@@ -157,7 +157,7 @@ class Roster:
 
     def expects(self, name: str) -> bool:
         """Whether the plan, or the next one, has a process of this name, or it is a server that others copy from."""
-        return name in self._names or name in self._next_names or name in self._sources
+        return self.takes_part(name) or name in self._next_names
 
     @property
     def _sources(self) -> frozenset[str]:
@@ -170,8 +170,8 @@ class Roster:
         return self.division not in (0, len(self.server_names))
 
     def takes_part(self, name: str) -> bool:
-        """Whether the plan has a process of this name; those of the next plan only wait."""
-        return name in self._names
+        """Whether a process of this name has a part in the plan, or in the state; those of the next plan only wait."""
+        return name in self._names or name in self._sources
 
     def rescale(self, plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> list[Member]:
         """Change to a plan that differs in the number of workers, or prepare another one (`take_next_plan`).
