@@ -26,7 +26,8 @@ from benchmarks.restore import CACHE, DIM, configuration
 
 from heterps_runtime.checkpoint import CheckpointWriter, RowFile, Storage
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server
 

@@ -20,8 +20,7 @@ def _one_thread() -> None:
 
 def _forget_all(server: ParameterServer) -> None:
     """Make a server one that has just started."""
-    for shard in server._shards.values():
-        shard.reset(server._storage, None)
+    server._holding.drop()
     server._lineage = 0
 
 

@@ -161,6 +161,12 @@ class CheckpointManifest:
         """The files of one role ("rows", "dense" or "buffers"), by index; those of rows oldest first."""
         return tuple(sorted((f for f in self.files if f.role == role), key=lambda f: f.index))
 
+    @property
+    def num_servers(self) -> int | None:
+        """The number of servers that wrote it, each files of its slots' rows; None: rows are in any file."""
+        indices = sorted({entry.index for entry in self.files_of("rows")})
+        return len(indices) if not self.imported_from and indices == list(range(len(indices))) else None
+
     def path_of(self, entry: FileEntry) -> str:
         """Name of a file in the storage."""
         return f"{entry.folder or self.folder}/{entry.name}"

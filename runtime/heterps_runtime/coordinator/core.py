@@ -147,11 +147,11 @@ class CoordinatorCore:
             self._form_if_possible()
 
     def _take_next_plan(self) -> bool:
-        """Change to other stages, with the state that the members have, once all of their workers are present."""
+        """Change to the next plan, with the state that the members have, once all of its processes are present."""
         changed = self.phase in (JobPhase.STARTING, JobPhase.TRAINING) and self.membership.take_next_plan()
         if changed:
-            self._event("StagesChanged", changed)
-            self._interrupt("the stages changed")
+            self._event(*changed)
+            self._interrupt("the plan changed")
             self._form_if_possible()
         return bool(changed)
 

@@ -18,7 +18,8 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.data import Dataset
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.profiler.memory import LayerBytes, SavedBytes
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer

@@ -1,8 +1,8 @@
 """The process of a parameter server: one thread between its sockets and its shards.
 
 It answers for one shard. With `parameterServer.replication` it also holds copies of those of the servers before it. All
-copies of a shard get the same pushes and commits, so a server that has lost its state copies it from another one
-(`recovery`).
+copies of a shard get the same pushes and commits, so a server that has lost its state copies it from another one. If
+the number of servers changes, each copies what it is to have in addition (`holding`, `recovery`).
 
 A pull names the version (number of commits) that it needs. A pull that arrives too early is parked, and answered right
 after the commit that it waits for, which saves a round trip.
@@ -20,13 +20,14 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.member import Member
-from heterps_runtime.partition.copies import shards_of
 from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import Wakeup, log
 from heterps_runtime.processes.work import WorkCounter
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.holding import Division, Holding
 from heterps_runtime.ps.recovery import Recovery, answer
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.saver import Part, Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
@@ -44,6 +45,7 @@ from heterps_runtime.wire.messages import (
     Defined,
     Dense,
     Generation,
+    Go,
     Join,
     Message,
     Order,
@@ -94,13 +96,12 @@ class ParameterServer(Member):
         self._config = config
         spill = config.spill
         self._spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
-        self._shard = Shard(config, index, self._spill)
-        self._copies: dict[int, Shard] = {}  # of other servers' shards, by index
+        self._holding = Holding(config, index, self._spill)
         self._recovery: Recovery | None = None  # in progress
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
-        self._lineage = 0  # of the shard's state; 0: it never took part
+        self._lineage = 0  # of the state; 0: it has none
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -126,11 +127,11 @@ class ParameterServer(Member):
         )
         self._moved = {"admitted": 0, "evicted": 0}  # of all tables
         candidates = Gauge("heterps_ps_candidates", "Ids that have no row yet", registry=self._registry)
-        candidates.set_function(lambda: self._shard.num_candidates)
+        candidates.set_function(lambda: self._holding.own.num_candidates)
         rows = Gauge("heterps_ps_rows", "Rows stored", registry=self._registry)
-        rows.set_function(lambda: self._shard.num_rows)
+        rows.set_function(lambda: self._holding.own.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
-        memory.set_function(lambda: self._num_bytes)
+        memory.set_function(lambda: self._holding.num_bytes)
         if (space := self._spill) is not None:
             disk = Gauge("heterps_ps_disk_bytes", "Disk of rows and state", registry=self._registry)
             disk.set_function(lambda: space.nbytes)
@@ -159,7 +160,7 @@ class ParameterServer(Member):
         try:
             self._serve()
         finally:  # the thread that writes would wait for rows
-            self._shard.cancel_copies("the server ends")
+            self._holding.own.cancel_copies("the server ends")
         self._end_recovery()
         self._saver.close()
         self._link.close()
@@ -186,7 +187,7 @@ class ParameterServer(Member):
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
-            copying = self._shard.copy_rows()
+            copying = self._holding.own.copy_rows() or (self._recovery is not None and self._recovery.is_busy)
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -196,28 +197,31 @@ class ParameterServer(Member):
         return self._generation != _NONE
 
     def _carry_out(self, order: Order) -> None:
-        if order.generation != self._generation or not isinstance(order, Commit | Checkpoint):
-            return  # all other orders are for workers
-        if order.step != self._shard.committed:
-            self._join_again(f"{order.op} of step {order.step}, but this server is at step {self._shard.committed}")
+        if order.generation != self._generation:
+            return
+        own = self._holding.own
+        if isinstance(order, Commit | Checkpoint) and order.step != own.committed:
+            self._join_again(f"{order.op} of step {order.step}, but this server is at step {own.committed}")
             return
         match order:
+            case Go():
+                self._holding.finish_change()
             case Commit(skipped=True):
-                for shard in self._shards.values():
+                for shard in (own, *self._holding.copies):
                     shard.skip(order.step)
                 self._release()
             case Commit():
                 # Workers can compute once they have the dense parameters, so these are sent before rows are updated.
-                self._shard.commit_dense(order.step, order.batch_size)
+                own.commit_dense(order.step, order.batch_size)
                 self._release()
-                self._count(self._shard.commit_rows(order.step, order.batch_size))
+                self._count(own.commit_rows(order.step, order.batch_size))
                 self._commits.inc()
                 self._release()
-                for shard in self._copies.values():  # no worker waits for them
+                for shard in self._holding.copies:  # no worker waits for them
                     shard.commit_dense(order.step, order.batch_size)
                     shard.commit_rows(order.step, order.batch_size)
             case Checkpoint():
-                self._saver.save(order, lambda: self._shard.committed, lambda: self._snapshot(order))
+                self._saver.save(order, lambda: own.committed, lambda: self._snapshot(order))
 
     def _count(self, moved: dict[str, tuple[int, int]]) -> None:
         for table, (admitted, evicted) in moved.items():
@@ -228,7 +232,7 @@ class ParameterServer(Member):
 
     def _snapshot(self, order: Checkpoint) -> Part:
         newest = order.newest if self._config.checkpoint_increments else None
-        part = self._shard.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
+        part = self._holding.own.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
         return replace(part, totals=self._totals())
 
     def _join(self) -> None:
@@ -241,32 +245,39 @@ class ParameterServer(Member):
                 address=self._address,
                 metrics_port=self._metrics_server.port,
                 lineage=self._lineage,
-                version=self._shard.committed,
+                version=self._holding.committed,
+                divisions=self._holding.complete,
             )
         )
 
     def _begin_generation(self, announced: Generation) -> None:
-        restore, held = announced.restore, (self._lineage, self._shard.committed)
-        copies = restore is None and self._index in announced.missing
-        if restore is None and not copies and held != (announced.lineage, announced.committed):
+        restore, num_servers = announced.restore, len(announced.servers)
+        before = len(announced.held_by) or num_servers  # among which the state is divided
+        missing = restore is None and self._index in announced.missing
+        if restore is None and not missing and not self._has(announced.lineage, announced.committed, before):
             self._join_again(f"generation {announced.generation} needs a state that this server does not have")
             return
         self._leave_generation()
-        self._generation, self._lineage = announced.generation, announced.lineage
+        self._generation, self._lineage = announced.generation, 0 if missing else announced.lineage
         self._listener.begin(announced.generation)
-        self._hold(len(announced.servers))
-        for shard in self._shards.values():
-            shard.begin_generation(len(announced.servers), announced.earlier_steps)
         if restore is not None:
+            self._holding.restart(num_servers, announced.earlier_steps)
             try:
                 self._reset(restore.folder)
             except DamagedError as error:
                 self._restore_failed(restore.folder or "", error)
                 return
-        if copies:
+        else:
+            self._holding.begin_generation(num_servers, before, announced.earlier_steps, missing=missing)
+        if missing or before != num_servers:
             self._begin_recovery(announced)
         else:
             self._become_ready()
+
+    def _has(self, lineage: int, committed: int, num_servers: int) -> bool:
+        """Whether this server has the state of a commit, in the division among so many servers."""
+        held = (self._lineage, self._holding.committed)
+        return held == (lineage, committed) and num_servers in self._holding.complete
 
     def _leave_generation(self) -> None:
         self._generation = _NONE
@@ -278,28 +289,13 @@ class ParameterServer(Member):
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
 
-    def _hold(self, num_servers: int) -> None:
-        """Hold this server's shard, and copies of those of the servers before it."""
-        others = shards_of(self._index, num_servers, self._config.replication)[1:]
-        self._copies = {i: self._copies.get(i) or Shard(self._config, i, self._spill) for i in others}
-
-    @property
-    def _shards(self) -> dict[int, Shard]:
-        return {self._index: self._shard, **self._copies}
-
-    @property
-    def _num_bytes(self) -> int:
-        """Bytes of rows, state, dense parameters and statistics; any thread may ask."""
-        return sum(shard.num_bytes for shard in self._shards.values())
-
     # --- recovery -----------------------------------------------------------------------------------------------------
 
     def _begin_recovery(self, announced: Generation) -> None:
-        """Copy the state that this server has lost from the others; until then it has none."""
+        """Copy the state that this server lacks from the others."""
         log(f"generation {announced.generation}: copying the state of step {announced.committed} from other servers")
-        self._lineage = 0
         place = (self._context, self._security, self._link.name)
-        self._recovery = recovery = Recovery(*place, announced, self._shards, self._config.replication, self._storage)
+        self._recovery = recovery = Recovery(*place, announced, self._holding, self._config.replication, self._storage)
         for socket in recovery.pollables:
             self._poller.register(socket, zmq.POLLIN)
         self._link.status = lambda: f"copying rows: {recovery.num_rows:,} of {recovery.total_rows:,}"
@@ -308,6 +304,7 @@ class ParameterServer(Member):
         """Go on with the recovery, if one is in progress."""
         if self._recovery is not None and self._recovery.advance():
             self._lineage = self._recovery.lineage
+            self._holding.note_complete()
             self._end_recovery()
             self._become_ready()
 
@@ -323,11 +320,11 @@ class ParameterServer(Member):
         """Folder of the checkpoint that is being read; empty if there is none."""
         if self._recovery is not None:
             return self._recovery.checkpoint
-        return next((shard.restores_from for shard in self._shards.values() if shard.restores_from), "")
+        shards = self._holding.in_use.shards.values()
+        return next((shard.restores_from for shard in shards if shard.restores_from), "")
 
     def _restore_failed(self, folder: str, error: DamagedError) -> None:
-        for shard in self._shards.values():
-            shard.reset(self._storage, None)
+        self._holding.drop()
         self._lineage = 0
         self._cannot_restore(self._generation, folder, error)
 
@@ -335,16 +332,15 @@ class ParameterServer(Member):
         """Start from a checkpoint, of which this server verifies files that it will read, or from scratch."""
         if folder is None:
             log(f"generation {self._generation}: starting empty")
-            for shard in self._shards.values():
-                shard.reset(self._storage, None)
             return
         log(f"generation {self._generation}: restoring {folder}")
         manifest = read_manifest(self._storage, folder)
-        files = {entry: None for shard in self._shards.values() for entry in shard.files_to_verify(manifest)}
+        shards = self._holding.in_use.shards.values()
+        files = {entry: None for shard in shards for entry in shard.files_to_verify(manifest)}
         self._show_progress(f"verifying {folder}", sum(entry.bytes for entry in files))
         for entry in files:
             verify_file(self._storage, folder, entry, manifest.origin)
-        for shard in self._shards.values():
+        for shard in shards:
             shard.reset(self._storage, manifest)
 
     def _show_progress(self, doing: str, size: int) -> None:
@@ -362,8 +358,8 @@ class ParameterServer(Member):
             DamagedError: a checkpoint that rows are read from is damaged.
         """
         early, self._early = self._early, []
-        for sender, request in early:
-            self._request(sender, request)
+        for sender, waiting in early:
+            self._request(sender, waiting)
         while (received := self._listener.receive()) is not None:
             sender, request = received
             if not isinstance(request, ToServer):
@@ -374,50 +370,52 @@ class ParameterServer(Member):
         if request.generation < self._generation:
             self._refused.inc()
             return
-        if request.generation > self._generation or self._recovery is not None:
+        copies = isinstance(request, CopyShard | CopyRows)
+        if request.generation > self._generation or (self._recovery is not None and not copies):
             self._early.append((sender, request))  # the coordinator's announcement, or the state, has not arrived yet
             return
         match request:
             case Pull() | PullDense() if self._is_early(request):
                 self._parked.append((sender, request))
                 if isinstance(request, Pull):
-                    self._shard.read_ahead(request.keys)
+                    self._holding.own.read_ahead(request.keys)
             case Pull():
                 self._send(sender, Rows(request.request, self._pull(request)))
             case PullDense():
-                self._send(sender, Dense(request.request, self._shard.pull_dense(request.names)))
+                self._send(sender, Dense(request.request, self._holding.own.pull_dense(request.names)))
             case Push():
-                self._held(request).push(request.step, request.worker, self._read_push(request))
+                self._held(request, self._holding.in_use).push(request.step, request.worker, self._read_push(request))
                 self._send(sender, Ack(request.step, request.shard))
             case Define():
-                shard = self._held(request)
+                shard = self._held(request, self._holding.in_use)
                 self._show_progress("loading rows", shard.bytes_to_load)
                 shard.define(request.tables, request.dense, request.statistics)
                 self._link.status = "ready"
                 self._send(sender, Defined(request.shard))
             case CopyShard() | CopyRows():
-                self._send(sender, answer(self._held(request), request))
+                self._send(sender, answer(self._held(request, self._holding.present), request))
 
-    def _held(self, request: Define | Push | CopyShard | CopyRows) -> Shard:
+    def _held(self, request: Define | Push | CopyShard | CopyRows, division: Division) -> Shard:
         """The shard that a request is for.
 
         Raises:
             ProtocolError: this server does not hold it.
         """
-        shard = self._shards.get(request.shard)
-        if shard is None:
-            held = sorted(self._shards)
+        shard = division.shards.get(request.shard)
+        if shard is None or not division.complete:
+            held = sorted(division.shards)
             raise ProtocolError(f"a {request.op} is for shard {request.shard}, this server holds {held}")
         return shard
 
     def _is_early(self, request: Pull | PullDense) -> bool:
         """Whether a pull has to wait for a commit."""
-        made = self._shard.committed if isinstance(request, Pull) else self._shard.dense_committed
+        own = self._holding.own
+        made = own.committed if isinstance(request, Pull) else own.dense_committed
         return request.version > made
 
     def _pull(self, request: Pull) -> dict[int, Array]:
         rows = {}
-        for dim, values in self._shard.pull(request.keys).items():
+        for dim, values in self._holding.own.pull(request.keys).items():
             encoded = encode(values, self._config.wire_precision)
             self._saturated.inc(encoded.num_saturated)
             self._pulled.inc(len(values))
@@ -446,9 +444,9 @@ class ParameterServer(Member):
 
     def _totals(self) -> dict[str, float]:
         return {
-            "rows": float(self._shard.num_rows),
-            "bytes": float(self._num_bytes),
-            "candidates": float(self._shard.num_candidates),
+            "rows": float(self._holding.own.num_rows),
+            "bytes": float(self._holding.num_bytes),
+            "candidates": float(self._holding.own.num_candidates),
             **{name: float(count) for name, count in self._moved.items()},
             work.TOTAL: float(self._work.total),
         }

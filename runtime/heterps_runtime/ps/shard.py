@@ -8,7 +8,6 @@ sums do not depend on the order of arrival.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,30 +19,31 @@ from heterps_runtime.checkpoint import (
     RowFile,
     StateFile,
     Storage,
-    TableMap,
     count_rows,
-    dense_arrays,
     imported_values,
     iterate_rows,
     read_dense,
     read_manifest,
     read_pieces,
 )
-from heterps_runtime.checkpoint.restore import RowBlock
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
-from heterps_runtime.partition.access import Ages, rules_of
+from heterps_runtime.partition.access import rules_of
 from heterps_runtime.partition.pieces import Place
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.copying import Copier
+from heterps_runtime.ps.division import WholeState
+from heterps_runtime.ps.files import dense_files
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.importing import import_rows
 from heterps_runtime.ps.increments import History, Saved, builds_on
 from heterps_runtime.saver import Part
 from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
-from heterps_runtime.store.keyed import LAST_STEP, ROWS, KeyedRows
-from heterps_runtime.store.keys import shard_of
+from heterps_runtime.store.keyed import ROWS, KeyedRows
+from heterps_runtime.store.keys import NUM_SLOTS, shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.snapshot import RowChunk
@@ -51,20 +51,11 @@ from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
 from heterps_runtime.wire.messages import DensePiece, ShardState
 
-__all__ = ["Gradients", "Shard"]
+__all__ = ["Shard"]
 
 Array = np.ndarray[Any, Any]
 
 _MARGIN = 1.02  # the rows of a part of the slots are not exactly its share
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """A worker's gradients of a step, summed over its samples."""
-
-    chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
-    dense: dict[str, Array]  # of the server's pieces of parameters (n,)
-    statistics: dict[str, Array]  # changes, likewise
 
 
 class Shard:
@@ -93,6 +84,7 @@ class Shard:
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._verified: set[str] = set()  # files of dense parameters in the checkpoint to restore
+        self._inherited: WholeState | None = None  # what `define` takes pieces from, if the division has changed
         self._num_servers = 1
         self._earlier_steps = 0
         self._history = History()
@@ -122,6 +114,7 @@ class Shard:
         self.statistics = StatisticsStore()
         self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
+        self._inherited = None
 
     def define(self, tables: Iterable[Table], dense: Mapping[str, DensePiece], statistics: Mapping[str, Array]) -> None:
         """Add tables, pieces of dense parameters, and statistics; known ones keep their values.
@@ -148,8 +141,12 @@ class Shard:
         else:
             for name, piece in unknown.items():
                 self.dense.add(name, piece.values)
+            inherited = self._inherited
+            if inherited is not None and unknown:
+                places = {name: piece.place for name, piece in unknown.items()}
+                self.dense.load(self.dense.snapshot() | inherited.pieces(places))
             for name, value in missing.items():
-                self.statistics.add(name, value)
+                self.statistics.add(name, inherited.statistics.get(name, value) if inherited else value)
         self._places.update({name: piece.place for name, piece in unknown.items()})
 
     def files_to_verify(self, manifest: CheckpointManifest) -> list[FileEntry]:
@@ -158,7 +155,7 @@ class Shard:
         Of the rows, these are the files that have some of this server's slots. `define` compares the checksums of files
         of dense parameters itself, as it depends on the pieces which of them it reads.
         """
-        number = _num_servers_of(manifest)
+        number = manifest.num_servers
         files = [entry for entry in manifest.files if entry.role != "dense"]
         if number is None:
             return files
@@ -186,7 +183,7 @@ class Shard:
             self._load_imported(storage, manifest, with_rows, dense, statistics)
             return
         if with_rows:
-            number = _num_servers_of(manifest)
+            number = manifest.num_servers
             files = [entry for entry in self.files_to_verify(manifest) if entry.role == "rows"]
             self._reserve(storage, manifest, files)
             for entry in files:
@@ -213,7 +210,7 @@ class Shard:
 
     def _reserve(self, storage: Storage, manifest: CheckpointManifest, files: list[FileEntry]) -> None:
         """Make room for the rows that this server loads from files."""
-        number, expected = _num_servers_of(manifest), dict.fromkeys(self.stores, 0.0)
+        number, expected = manifest.num_servers, dict.fromkeys(self.stores, 0.0)
         for entry in files:
             # Files that are not those of servers have any slots: a store grows while it loads them.
             share = share_of_slots(entry.index, number, self._index, self._num_servers) if number else 0.0
@@ -224,8 +221,7 @@ class Shard:
 
     def _has(self, keys: Array) -> Array:
         """Which keys (n,) belong to this server, as a mask (n,)."""
-        mask: Array = shard_of(keys, slot_map(self._num_servers)) == self._index
-        return mask
+        return _of_server(keys, self._index, self._num_servers)
 
     def _load_imported(
         self,
@@ -237,10 +233,7 @@ class Shard:
     ) -> None:
         """Load another model, by the names of its tables, parameters and statistics."""
         if with_rows:
-            mapped = TableMap(manifest, self.tables.values())
-            for kind in ("group", "candidates"):
-                for block in iterate_rows(storage, manifest, kind=kind):
-                    self._load_block(kind, mapped(block))
+            import_rows(storage, manifest, self.tables.values(), self._parts, self._has, self._earlier_steps)
             for store in self.stores.values():
                 store.forget_admitted()
         for name, piece in dense.items():
@@ -254,24 +247,6 @@ class Shard:
         values = imported_values(storage, manifest, statistics, role="buffers")
         for name, value in statistics.items():
             self.statistics.add(name, values.get(name, value))
-
-    def _load_block(self, kind: str, block: RowBlock) -> None:
-        """Load rows or candidates of another job that are this server's, as this job's rules have them."""
-        store: KeyedRows | None = self._parts.get(f"{kind}-{block.dim}")
-        if store is None:  # this job has no candidates of this dimension
-            return
-        types = {name.removeprefix("state/"): dtype for name, (dtype, _) in store.column_types.items()}
-        mask, state = self._has(block.keys), dict(block.state)
-        if LAST_STEP in types:  # of a job that did not count, rows are as old as this job
-            last = state.setdefault(LAST_STEP, np.full((len(mask), 1), self._earlier_steps, np.int32))
-            rules = {index: spec.rules for index, spec in store.tables.items()}
-            ages = Ages.of_rows(rules) if kind == "group" else Ages.of_candidates(rules)
-            mask &= ~ages.gone(block.keys, last.reshape(-1), self._earlier_steps)
-        if not mask.any():
-            return
-        known = {name: values[mask].astype(types[name]) for name, values in state.items() if name in types}
-        has_state = block.state or known.keys() == types.keys() - {ROWS}
-        store.load(block.keys[mask], block.rows[mask].astype(self._dtype), known if has_state else None)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -349,17 +324,22 @@ class Shard:
         tables = tuple(self.tables.values())
         return ShardState(self._index, tables, dense, optimizer, self.statistics.snapshot(), folder, rows)
 
-    def copy_from(self, part: str, start: int) -> tuple[RowChunk, int]:
+    def copy_from(self, part: str, start: int, target: int, num_servers: int) -> tuple[RowChunk, int]:
         """Copy some rows; see `KeyedRows.copy_from`.
 
         Args:
             part: name of a group of rows, or of their candidates.
             start: place of the first one.
+            target: the shard whose rows to copy.
+            num_servers: of that shard's division.
 
         Raises:
-            ValueError: there is no such part, or `start` is negative.
+            ValueError: there is no such part or shard, or `start` is negative.
         """
-        return self._part(part).copy_from(start)
+        if not 0 <= target < num_servers <= NUM_SLOTS:
+            raise ValueError(f"target: must be one of at most {NUM_SLOTS} servers, is {target} of {num_servers}")
+        same = (target, num_servers) == (self._index, self._num_servers)
+        return self._part(part).copy_from(start, None if same else lambda keys: _of_server(keys, target, num_servers))
 
     def begin_copy(self, state: ShardState, committed: int, storage: Storage) -> None:
         """Become a copy of another server's shard, without its rows, which `take_rows` adds.
@@ -376,10 +356,41 @@ class Shard:
         self.reset(storage, None)
         self.define(state.tables, state.dense, state.statistics)
         self.dense.load({name: piece.values for name, piece in state.dense.items()} | state.optimizer)
-        for part, count in state.parts.items():
-            self._part(part).reserve(count)
+        self.reserve(state.parts)
         self._restore = (storage, manifest) if manifest else None
         self.committed = self.dense_committed = committed
+
+    def begin_division(
+        self, whole: WholeState, tables: Iterable[Table], before: Shard | None, committed: int, storage: Storage
+    ) -> None:
+        """Become a shard of another division, without the rows that `take_rows` adds.
+
+        Args:
+            whole: dense parameters and statistics of all servers.
+            tables: of the model.
+            before: the shard of the same index in the division before. This one adds its rows to that one's, and
+                `drop_foreign_rows` of one of them ends that.
+            committed: steps in the state.
+            storage: of the job's checkpoints.
+        """
+        self.reset(storage, None)
+        if before is not None:
+            self.stores.update(before.stores)
+        self.define(tables, {}, {})
+        self._inherited = whole
+        self.committed = self.dense_committed = committed
+
+    def drop_foreign_rows(self) -> None:
+        """Remove rows and candidates of other shards, after a change of the division that was made or given up."""
+        self._inherited = None
+        for part in self._parts.values():
+            part.remove_keys(lambda keys: ~self._has(keys))
+
+    def reserve(self, rows: Mapping[str, int]) -> None:
+        """Make room for more rows, by the names of their parts."""
+        for part, count in rows.items():
+            store = self._part(part)
+            store.reserve(len(store) + count)
 
     def take_rows(self, part: str, keys: Array, columns: Mapping[str, Array]) -> None:
         """Add rows (n, dim) of a part and their state, by the names of `RowChunk.columns`.
@@ -428,25 +439,9 @@ class Shard:
             snapshots = {name: number for name, (number, _) in begun.items()}
             self._history.written(Saved(folder, earlier + rows, snapshots, num_rows))
 
-        return Part([*files, *self._dense_files(origin)], earlier, over)
-
-    def _dense_files(self, origin: Origin) -> list[StateFile]:
-        """Copies of dense parameters and statistics, as files of a checkpoint."""
-        dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
-        pieces = {}
-        for name, value in dense.items():
-            parameter = name.partition("::")[0]
-            place = self._places[parameter]
-            if place.is_whole:
-                dense[name] = value.reshape(place.shape)
-            else:
-                pieces[parameter] = place
-        files = []
-        for role, values, cut in (("dense", dense, pieces), ("buffers", self.statistics.snapshot(), {})):
-            if values:
-                name = f"{role}-ps-{self._index}.safetensors"
-                files.append(StateFile(name, dense_arrays(values, role), origin, role, self._index, cut))
-        return files
+        return Part(
+            [*files, *dense_files(self._index, origin, self.dense, self._places, self.statistics)], earlier, over
+        )
 
     def copy_rows(self) -> bool:
         """Go on with the snapshot in progress, for a few milliseconds; returns whether it can go on at once."""
@@ -493,7 +488,7 @@ class Shard:
         return rows + self.dense.nbytes + self.statistics.nbytes
 
 
-def _num_servers_of(manifest: CheckpointManifest) -> int | None:
-    """The number of servers that wrote a checkpoint, each files of its slots' rows; None: rows are in any file."""
-    indices = sorted({entry.index for entry in manifest.files_of("rows")})
-    return len(indices) if not manifest.imported_from and indices == list(range(len(indices))) else None
+def _of_server(keys: Array, index: int, num_servers: int) -> Array:
+    """Which keys (n,) belong to one of some servers, as a mask (n,)."""
+    mask: Array = shard_of(keys, slot_map(num_servers)) == index
+    return mask

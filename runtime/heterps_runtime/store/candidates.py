@@ -6,7 +6,7 @@ candidates are ever forgotten), 2 for its mark and 10 to 12.5 in the index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +52,3 @@ class Candidates(KeyedRows):
         reached: NDArray[np.bool_] = steps[rows, 0] >= needed
         self.remove(rows[reached])
         return reached
-
-    def remove_keys(self, wanted: Callable[[Int64s], NDArray[np.bool_]]) -> None:
-        """Remove the candidates of which `wanted` says so, given all keys (n,)."""
-        rows = np.flatnonzero(self._keys.array[: self._num_rows] >= 0).astype(np.int32)
-        if len(rows):
-            self.remove(rows[wanted(self._keys.array[rows])])

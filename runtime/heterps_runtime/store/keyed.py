@@ -9,7 +9,7 @@ A store is not thread-safe; only `len` and `nbytes` may be asked for by any thre
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,13 @@ from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot, rows_of_piece
 from heterps_runtime.store.values import Values
 
-__all__ = ["LAST_STEP", "ROWS", "KeyedRows"]
+__all__ = ["LAST_STEP", "ROWS", "KeyFilter", "KeyedRows"]
 
 ROWS = "rows"  # the column of the rows' elements; all others are their state
 LAST_STEP = "last_step"  # the column of the last steps
 _NO_KEY = -1
+
+KeyFilter: TypeAlias = Callable[[Int64s], NDArray[np.bool_]]  # keys (n,) -> a mask (n,)
 
 
 class KeyedRows:
@@ -139,14 +141,15 @@ class KeyedRows:
         """Forget a snapshot that is done, or that is not needed any more."""
         self._snapshot = None
 
-    def copy_from(self, start: int) -> tuple[RowChunk, int]:
-        """Copy some rows of a store that does not change meanwhile.
+    def copy_from(self, start: int, wanted: KeyFilter | None = None) -> tuple[RowChunk, int]:
+        """Copy some rows of a store in which they do not change meanwhile.
 
         Args:
             start: place of the first row that may be copied; 0 at first.
+            wanted: keys (n,) -> mask (n,) of those to copy; None: all.
 
         Returns:
-            As many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
+            At most as many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
 
         Raises:
             ValueError: `start` is negative.
@@ -155,8 +158,11 @@ class KeyedRows:
             raise ValueError(f"start: must not be negative, is {start}")
         found, end = np.empty(rows_of_piece(self.row_nbytes), np.int32), np.full(1, start, np.int64)
         count = find_marked(self.changes.marks, start, self._num_rows, LOADED, self.changes.now, found, end)
-        chunk = self.new_chunk(count)
-        self.copy(found[:count], chunk)
+        rows = found[:count]
+        if wanted is not None:
+            rows = rows[wanted(self._keys.array[rows])]
+        chunk = self.new_chunk(len(rows))
+        self.copy(rows, chunk)
         following = int(end[0])
         return chunk, following if following < self._num_rows else -1
 
@@ -257,6 +263,16 @@ class KeyedRows:
             self._free = np.concatenate([self._free[: self._num_free], np.empty(2 * stop - self._num_free, np.int32)])
         self._free[self._num_free : stop] = rows
         self._num_free = stop
+
+    def remove_keys(self, gone: KeyFilter) -> None:
+        """Remove the rows of which `gone` says so.
+
+        Args:
+            gone: keys (n,) -> mask (n,) of those to remove.
+        """
+        rows = np.flatnonzero(self._keys.array[: self._num_rows] != _NO_KEY).astype(np.int32)
+        if len(rows):
+            self.remove(rows[gone(self._keys.array[rows])])
 
     def _claim(self, keys: Int64s, *, loaded: bool = False) -> Int32s:
         """Return the row of each key, (n,), valid until the next call: new rows for unknown keys, with initial state.

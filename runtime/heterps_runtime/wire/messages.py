@@ -115,6 +115,7 @@ class Join(Message):
     metrics_port: int
     lineage: int  # of its state; 0: it never took part
     version: int  # commits in its state; -1: it has no state
+    divisions: tuple[int, ...] = ()  # of a server: numbers of servers of which it has this one's shards
     joins: int = 0  # number of joins of this process, including this one; set by the link
     stage: int = -1  # of a worker
     store_address: str = ""  # of its rendezvous, as in `Rendezvous`
@@ -226,6 +227,7 @@ class Generation(Message):
     restore: Restore | None  # None: members keep their state
     earlier_steps: int = 0  # of other jobs, whose optimizer state this job has gone on with, less its skipped steps
     loss_scale: float | None = None  # of steps that begin before a commit says another; None: losses are not scaled
+    held_by: tuple[str, ...] = ()  # addresses of the servers that have the state, if it is divided anew; empty: those
     missing: tuple[int, ...] = ()  # indices of servers without that state, which copy it from others
 
 
@@ -385,7 +387,7 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True)
 class CopyShard(Message):
-    """Request all of a shard but its rows, for a server that has lost its state."""
+    """Request all of a shard but its rows, for a server that has lost its state, or that is to have a part of it."""
 
     op: ClassVar[str] = "copy-shard"
     generation: int
@@ -408,11 +410,13 @@ class ShardState(Message):
 
 @dataclass(frozen=True, slots=True)
 class CopyRows(Message):
-    """Request some rows of a shard."""
+    """Request some rows of a shard, those that another one gets in a division among a number of servers."""
 
     op: ClassVar[str] = "copy-rows"
     generation: int
     shard: int
+    target: int  # the shard that gets them; the same one: all
+    num_servers: int  # of its division
     part: str  # of `ShardState.parts`
     start: int  # place of the first row that may be sent
 
@@ -423,6 +427,7 @@ class ShardRows(Message):
 
     op: ClassVar[str] = "shard-rows"
     shard: int
+    target: int
     part: str
     next: int  # `start` of the next request; -1: there are no more rows
     keys: Array  # (n,) int64

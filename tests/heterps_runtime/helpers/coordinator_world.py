@@ -135,7 +135,14 @@ class World:
         self.core.handle(name, str(self.incarnations.get(name, 0)), message)
 
     def join(
-        self, *names: str, rows: int = ROWS, evaluation: int = 0, joins: int = 1, lineage: int = 0, version: int = -1
+        self,
+        *names: str,
+        rows: int = ROWS,
+        evaluation: int = 0,
+        joins: int = 1,
+        lineage: int = 0,
+        version: int = -1,
+        divisions: tuple[int, ...] | None = None,
     ) -> None:
         for name in names or self.names:
             self.incarnations[name] = self.incarnations.get(name, 0) + 1
@@ -150,6 +157,7 @@ class World:
                 metrics_port=0,
                 lineage=lineage,
                 version=version,
+                divisions=() if worker or not lineage else divisions or (self.servers,),
                 joins=joins,
                 stage=stage,
                 data=DataSize(rows, evaluation) if stage == 0 else None,

@@ -9,7 +9,8 @@ import pytest
 
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.steps import Steps
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 
 
 class Gate:

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from heterps_runtime.coordinator.effects import Address
 from heterps_runtime.coordinator.server import CoordinatorServer
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.wire.messages import Commit, Forward, FromCoordinator
 from heterps_runtime.worker.exchange.peers import Downstream
 from tests.counting import assert_every_sample_counted

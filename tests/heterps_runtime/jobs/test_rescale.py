@@ -10,7 +10,8 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
 from tests.heterps_runtime.helpers.jobs import (

@@ -17,7 +17,8 @@ from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.memory import SavedBytes, anonymous_bytes, device_bytes
 from heterps_runtime.profiler.rehearsal import _rehearsed
 from heterps_runtime.profiler.transfers import TransferProbe
-from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.ps.gradients import Gradients
+from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import DensePiece
 from heterps_runtime.wire.security import LinkSecurity

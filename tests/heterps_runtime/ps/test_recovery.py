@@ -35,7 +35,7 @@ def _copy(server: Server) -> tuple[Server, int]:
     for part in state.parts:
         start = 0
         while start >= 0:
-            rows = _ask(server.shard, CopyRows(1, 0, part, start))
+            rows = _ask(server.shard, CopyRows(1, 0, 0, 1, part, start))
             assert isinstance(rows, ShardRows)
             copy.shard.take_rows(rows.part, rows.keys, rows.columns)
             start, messages = rows.next, messages + 1
@@ -89,8 +89,8 @@ def test_the_first_checkpoint_of_a_copy_needs_no_file_of_another_server(tmp_path
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda: CopyRows(1, 0, "group-5", 0), "must be one of"),
-        (lambda: CopyRows(1, 0, "group-3", -1), "must not be negative"),
+        (lambda: CopyRows(1, 0, 0, 1, "group-5", 0), "must be one of"),
+        (lambda: CopyRows(1, 0, 0, 1, "group-3", -1), "must not be negative"),
     ],
 )
 def test_a_wrong_request_ends_no_server(damage: Callable[[], CopyRows], text: str, tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_a_wrong_request_ends_no_server(damage: Callable[[], CopyRows], text: st
     server.train(range(20))
     with pytest.raises(ProtocolError, match=text):
         answer(server.shard, damage())
-    beyond = answer(server.shard, CopyRows(1, 0, "group-3", 10**12))
+    beyond = answer(server.shard, CopyRows(1, 0, 0, 1, "group-3", 10**12))
     assert isinstance(beyond, ShardRows)
     assert (len(beyond.keys), beyond.next) == (0, -1)

@@ -32,6 +32,7 @@ class Member:
         state_at: (lineage, commits) of its rows and parameters; (0, -1): it has none.
         holds_state: whether they are those of the last commit.
         generation: the latest one that it is a member of; 0: none.
+        divisions: of a server, numbers of servers of which it has this one's shards.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Member:
     state: MemberState = MemberState.JOINED
     holds_state: bool = False
     generation: int = 0
+    divisions: tuple[int, ...] = ()
     message: str = ""
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
@@ -70,6 +72,7 @@ class Member:
             store_secret=words.store_secret,
             metrics_port=words.metrics_port,
             state_at=(words.lineage, words.version),
+            divisions=words.divisions,
         )
 
     @property
@@ -131,11 +134,14 @@ class Roster:
         present: members by name; all are expected.
         expected: names of all processes of the plan.
         stage_names, server_names: the same of workers, by stage and index, and of servers.
-        next_plan: the plan with other stages that the members change to when all of its processes are present.
+        next_plan: the plan with other stages, or another number of servers, that the members change to when all of its
+            processes are present.
+        division: number of servers that the state is divided among; 0: there is none yet.
     """
 
     def __init__(self, plan: PlanDocument) -> None:
         self.present: dict[str, Member] = {}
+        self.division = 0
         self._take(plan)
 
     def _take(self, plan: PlanDocument) -> None:
@@ -153,19 +159,30 @@ class Roster:
 
     @property
     def all_expected(self) -> tuple[str, ...]:
-        """Names of all processes of the plan, then those that only the next one has."""
-        return (*self.expected, *sorted(self._next_names - self._names))
+        """Names of all processes of the plan, then of others that are still needed, or that the next one has."""
+        others = self._next_names | self._sources
+        return (*self.expected, *sorted(others - self._names))
 
     def expects(self, name: str) -> bool:
-        """Whether the plan, or the next one, has a process of this name."""
-        return name in self._names or name in self._next_names
+        """Whether the plan, or the next one, has a process of this name, or it is a server that others copy from."""
+        return self.takes_part(name) or name in self._next_names
+
+    @property
+    def _sources(self) -> frozenset[str]:
+        """Names of the servers that the state is divided among."""
+        return frozenset(map(ps_name, range(self.division)))
+
+    @property
+    def divides(self) -> bool:
+        """Whether the state is to be divided among another number of servers."""
+        return self.division not in (0, len(self.server_names))
 
     def takes_part(self, name: str) -> bool:
-        """Whether the plan has a process of this name; those of the next plan only wait."""
-        return name in self._names
+        """Whether a process of this name has a part in the plan, or in the state; those of the next plan only wait."""
+        return name in self._names or name in self._sources
 
     def rescale(self, plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> list[Member]:
-        """Change to a plan that differs in the number of workers, or prepare one with other stages (`take_next_plan`).
+        """Change to a plan that differs in the number of workers, or prepare another one (`take_next_plan`).
 
         Returns:
             The members that neither plan needs; they are removed.
@@ -173,24 +190,17 @@ class Roster:
         Raises:
             ValueError: the plan differs in something that cannot change while the job runs.
         """
-        if _servers_of(plan) != _servers_of(self.plan):
-            number, pool = _servers_of(self.plan)
-            raise ValueError(f"plan.parameterServer: must stay {number} server(s) on {pool} {_WHILE_RUNNING}")
-        if _spans_of(plan, pools) == _spans_of(self.plan, pools):
+        pool = self.plan.parameterServer.pool
+        same_stages = _spans_of(plan, pools) == _spans_of(self.plan, pools)
+        if plan.parameterServer.pool != pool:
+            raise ValueError(f"plan.parameterServer.pool: must stay {pool} {_WHILE_RUNNING}")
+        if same_stages and plan.parameterServer.replicas == len(self.server_names):
             self._take(plan)
-        else:
-            for i, (stage, before) in enumerate(zip(plan.stages, self.plan.stages, strict=False)):
-                if stage.pool != before.pool:
-                    raise ValueError(
-                        f"plan.stages[{i}].pool: must stay {before.pool}, is {stage.pool}, {_WHILE_RUNNING}"
-                    )
-            if any(_all_reduces(stage, pools) for stage in (*plan.stages, *self.plan.stages)):
-                raise ValueError(
-                    f"plan.stages: must stay those of before {_WHILE_RUNNING}, since workers that all-reduce hold the "
-                    "dense parameters of their layers"
-                )
-            stages, servers = _names_of(plan)
-            self.next_plan, self._next_names = plan, frozenset((*itertools.chain(*stages), *servers))
+            return self._without_unexpected()
+        if not same_stages:
+            _check_stages(self.plan, plan, pools)
+        stages, servers = _names_of(plan)
+        self.next_plan, self._next_names = plan, frozenset((*itertools.chain(*stages), *servers))
         return self._without_unexpected()
 
     def take_next_plan(self) -> list[Member] | None:
@@ -202,6 +212,15 @@ class Roster:
         if self.next_plan is None or not self._next_names <= self.present.keys():
             return None
         self._take(self.next_plan)
+        return self._without_unexpected()
+
+    def divided(self) -> list[Member]:
+        """Note that the state is divided among the servers of the plan.
+
+        Returns:
+            The servers that had a part of it before and that the plan does not need; they are removed.
+        """
+        self.division = len(self.server_names)
         return self._without_unexpected()
 
     def _without_unexpected(self) -> list[Member]:
@@ -227,6 +246,15 @@ class Roster:
         """Present parameter servers, by index."""
         return [self.present[name] for name in self.server_names if name in self.present]
 
+    def sources(self) -> list[Member]:
+        """Present servers that the state is divided among, by index, also those that the plan does not need."""
+        names = map(ps_name, range(self.division))
+        return [self.present[name] for name in names if name in self.present]
+
+    def has_part(self, server: Member) -> bool:
+        """Whether a server has its part of the state of the last commit."""
+        return server.holds_state and self.division in server.divisions
+
     def writers(self) -> list[Member]:
         """Members that write a checkpoint: all servers, and one worker of each stage."""
         return [*self.servers(), *(self.workers(stage)[0] for stage in range(len(self.stage_names)))]
@@ -239,8 +267,8 @@ class Roster:
             replication: number of servers that hold each row.
             without: names of servers that do not count.
         """
-        holding = {s.index for s in self.servers() if s.holds_state and s.name not in without}
-        number, stages = len(self.server_names), enumerate(self.plan.stages)
+        holding = {s.index for s in self.sources() if self.has_part(s) and s.name not in without}
+        number, stages = self.division, enumerate(self.plan.stages)
         return all(not holding.isdisjoint(holders_of(i, number, replication)) for i in range(number)) and all(
             self.replicas(i) for i, stage in stages if _all_reduces(stage, pools)
         )
@@ -270,8 +298,20 @@ def _spans_of(plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> tuple[tupl
     return tuple((s.pool, s.firstLayer, s.lastLayer, _all_reduces(s, pools)) for s in plan.stages)
 
 
-def _servers_of(plan: PlanDocument) -> tuple[int, str]:
-    return plan.parameterServer.replicas, plan.parameterServer.pool
+def _check_stages(before: PlanDocument, plan: PlanDocument, pools: Mapping[str, PoolConfig]) -> None:
+    """Check that the stages of a plan can follow others while the job runs.
+
+    Raises:
+        ValueError: a stage is on another pool than before, or its workers all-reduce.
+    """
+    for i, (stage, present) in enumerate(zip(plan.stages, before.stages, strict=False)):
+        if stage.pool != present.pool:
+            raise ValueError(f"plan.stages[{i}].pool: must stay {present.pool}, is {stage.pool}, {_WHILE_RUNNING}")
+    if any(_all_reduces(stage, pools) for stage in (*plan.stages, *before.stages)):
+        raise ValueError(
+            f"plan.stages: must stay those of before {_WHILE_RUNNING}, since workers that all-reduce hold the "
+            "dense parameters of their layers"
+        )
 
 
 def check_plan(

@@ -146,14 +146,13 @@ class Membership:
         self._retire(retired)
         return sum(member in self._formed for member in retired)
 
-    def take_next_plan(self) -> str:
-        """Change to the next plan if all of its processes are present; returns what has changed, or nothing."""
+    def take_next_plan(self) -> tuple[str, str] | None:
+        """Change to the next plan if all of its processes are present; returns the reason and message of an event."""
         before, retired = self.planned.plan, self.planned.take_next_plan()
         if retired is None:
-            return ""
+            return None
         self._retire(retired)
-        stages = ", ".join(f"{s.firstLayer} - {s.lastLayer} on {s.pool}" for s in self.planned.plan.stages)
-        return f"{len(before.stages)} stage(s) become layers {stages}; {len(retired)} present worker(s) end"
+        return _change(before, self.planned.plan, len(retired))
 
     def _retire(self, members: Iterable[Member]) -> None:
         for member in members:
@@ -202,12 +201,18 @@ class Membership:
         roster, stages = self.planned, self.planned.workers_of_stages()
         self._announced = True
         self.lineage += restore is not None
-        self._formed = (*itertools.chain(*stages), *roster.servers())
-        self.num_workers = len(self._formed) - len(roster.server_names)
+        if restore is not None:
+            self._retire(roster.divided())
+        servers = roster.servers()
+        sources = {server.index: server for server in roster.sources()} if roster.divides else {}
+        leaving = [server for index, server in sources.items() if index >= len(servers)]
+        self._formed = (*itertools.chain(*stages), *servers, *leaving)
+        self.num_workers = sum(map(len, stages))
         self._setting_up = {member.name for member in self._formed}
         for member in self._formed:
             member.state, member.generation = MemberState.JOINED, self.generation
             member.holds_state = member.holds_state and restore is None  # otherwise not until it is ready
+            member.divisions = tuple(number for number in member.divisions if number == roster.division)
         for_servers = Generation(
             generation=self.generation,
             lineage=self.lineage,
@@ -218,12 +223,14 @@ class Membership:
             workers=(),
             rendezvous=None,
             next_stage=(),
-            servers=tuple(server.address for server in roster.servers()),
+            servers=tuple(server.address for server in servers),
             allocation=allocation,
             restore=restore,
             earlier_steps=progress.earlier_steps,
             loss_scale=progress.scale,
-            missing=() if restore else tuple(s.index for s in roster.servers() if not s.holds_state),
+            # Nothing is asked of a server that is not there, since it is missing.
+            held_by=tuple(sources[i].address if i in sources else "" for i in range(roster.division) if sources),
+            missing=() if restore else self._missing(servers),
         )
         for workers, following in zip(stages, [*stages[1:], []], strict=True):
             for_stage = replace(
@@ -233,8 +240,14 @@ class Membership:
                 next_stage=tuple(worker.address for worker in following),
             )
             self._tell_all(workers, for_stage)
-        self._tell_all(roster.servers(), for_servers)
+        self._tell_all((*servers, *leaving), for_servers)
         return len(self._formed)
+
+    def _missing(self, servers: Iterable[Member]) -> tuple[int, ...]:
+        """Indices of servers of the generation, and of those before, that lack their part of the state."""
+        holding = {server.index for server in self.planned.sources() if self.planned.has_part(server)}
+        needed = {*range(self.planned.division), *(server.index for server in servers)}
+        return tuple(sorted(needed - holding))
 
     @property
     def setting_up(self) -> list[str]:
@@ -245,12 +258,23 @@ class Membership:
         """Note that a member is ready; if it is the last one, tell all to go and return True."""
         member.state = MemberState.READY
         member.holds_state = True
+        if not member.is_worker:
+            member.divisions = (*member.divisions, len(self.planned.server_names))
         self._setting_up.discard(member.name)
         if not self.forming or self._setting_up:
             return False
         self.running, self.forming = True, False
+        self._end_division()
         self.tell_formed(Go(self.generation))
         return True
+
+    def _end_division(self) -> None:
+        """The servers of the generation have all of the state, in their division; others are not needed any more."""
+        retired = self.planned.divided()
+        self._retire(retired)
+        self._formed = tuple(member for member in self._formed if member not in retired)
+        for server in self.planned.servers():
+            server.divisions = (self.planned.division,)
 
     def halt(self) -> None:
         """Stop the generation in force."""
@@ -276,3 +300,15 @@ class Membership:
 
     def _tell_all(self, members: Iterable[Member], message: FromCoordinator) -> None:
         self._effects.send([member.process for member in members], message)
+
+
+def _change(before: PlanDocument, plan: PlanDocument, num_ending: int) -> tuple[str, str]:
+    """What a plan changes, as the reason and the message of an event."""
+    stages = [[f"{s.firstLayer} - {s.lastLayer} on {s.pool}" for s in p.stages] for p in (before, plan)]
+    servers = [p.parameterServer.replicas for p in (before, plan)]
+    texts = [f"{num_ending} present worker(s) end"] if num_ending else []
+    if servers[0] != servers[1]:
+        texts.insert(0, f"{servers[0]} parameter server(s) become {servers[1]}")
+    if stages[0] == stages[1]:
+        return "ServersChanged", "; ".join(texts)
+    return "StagesChanged", "; ".join([f"{len(stages[0])} stage(s) become layers {', '.join(stages[1])}", *texts])

@@ -1,0 +1,215 @@
+"""Another number of parameter servers while the job runs: rows and dense parameters move, and no step is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_LOST, PATH_PLAN
+from heterps_runtime.ps.recovery import Recovery
+from heterps_runtime.store import keyed
+from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.gate import Gate
+from tests.heterps_runtime.helpers.jobs import (
+    PATIENCE_SECONDS,
+    Stage,
+    ThreadedJob,
+    configuration,
+    counting_configuration,
+    plan_document,
+    trained_model,
+)
+from tests.heterps_runtime.helpers.plain_torch import train
+from tests.same_model import assert_same_model
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, BATCH, STEPS, LAST = 320, 32, 60, 10  # LAST: last layer of models.Flights
+COUNTING: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
+TWO: list[Stage] = [("cpu", 4, 2), ("cpu", LAST, 1)]
+MIXED: list[Stage] = [("cpu", 4, 2), ("card", LAST, 1)]
+RULES: list[dict[str, Any]] = [
+    {
+        "name": "embeddings.tail.weight",
+        "admission": {"minSteps": 2, "unusedSteps": 9},
+        "eviction": {"unusedSteps": 16},
+    }
+]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move takes many messages."""
+    monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 64)
+
+
+def _never_saved(document: dict[str, Any], replication: int = 1) -> dict[str, Any]:
+    """A job without a checkpoint to go back to."""
+    document["job"]["spec"]["checkpoint"]["everySteps"] = 1000
+    document["job"]["spec"]["parameterServer"]["replication"] = replication
+    document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = 2 * PATIENCE_SECONDS
+    return document
+
+
+def _begin_change(job: ThreadedJob, stages: list[Stage], before: int, after: int) -> None:
+    job.credentials.request("PUT", PATH_PLAN, plan_document(stages, after))
+    for index in range(before, after):
+        job.start_server(index)
+
+
+def _change(job: ThreadedJob, gate: Gate, stages: list[Stage], before: int, after: int, at: int) -> None:
+    """Change the number of servers at a step or later, and wait until training goes on with it."""
+    job.wait(lambda status: status["committedSteps"] >= at)
+    gate.open.clear()
+    generation = job.status()["generation"]
+    _begin_change(job, stages, before, after)
+    job.wait(lambda status: status["generation"] > generation)
+    gate.open.set()
+    names = {f"ps-{index}" for index in range(after)}
+    job.wait(lambda status: {m["name"] for m in status["members"] if m["role"] == "ps"} == names)
+
+
+def _end(job: ThreadedJob) -> dict[str, Any]:
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    return status
+
+
+def _reasons(status: dict[str, Any]) -> list[str]:
+    return [event["reason"] for event in status["events"]]
+
+
+@pytest.mark.parametrize("stages", [TWO, MIXED])
+def test_the_model_is_the_same_with_more_and_fewer_servers(
+    stages: list[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
+    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=5 * STEPS))
+    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
+    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
+    document["job"]["spec"]["encryption"] = "Required"
+    expected = train(RunConfig.from_json(document), torch.float64)
+    gate, job = Gate(monkeypatch), ThreadedJob(document)
+    job.start(stages, 2)
+    _change(job, gate, stages, 2, 3, at=15)
+    _change(job, gate, stages, 3, 1, at=30)
+    _change(job, gate, stages, 1, 2, at=45)
+    status = _end(job)
+    assert _reasons(status).count("ServersChanged") == 3
+    assert not {"RolledBack", "MemberLost"} & set(_reasons(status))
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.parametrize(("consistency", "replication"), [("sync", 2), ("hybrid", 1), ("async", 3)])
+def test_every_sample_counts_once_across_changes(
+    consistency: str, replication: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = counting_configuration(tmp_path / "job", consistency, SAMPLES, BATCH, steps=STEPS)
+    gate, job = Gate(monkeypatch), ThreadedJob(_never_saved(document, replication))
+    job.start(COUNTING, 3)
+    _change(job, gate, COUNTING, 3, 5, at=10)
+    _change(job, gate, COUNTING, 5, 3, at=30)
+    status = _end(job)
+    assert _reasons(status).count("ServersChanged") == 2
+    assert "RolledBack" not in _reasons(status)
+    assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
+    """The first server that has copied some rows goes no further, until the change is given up."""
+    found: list[Recovery] = []
+    advance = Recovery.advance
+
+    def advancing(recovery: Recovery) -> bool:
+        if recovery.num_rows and not found:
+            found.append(recovery)
+        return False if recovery in found else advance(recovery)
+
+    monkeypatch.setattr(Recovery, "advance", advancing)
+    return found
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("then", [1, 2, 3])
+def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
+    after: int, then: int, tmp_path: Path, stuck: list[Recovery]
+) -> None:
+    """A worker is lost meanwhile, or a plan comes with the servers of before, or with yet another number."""
+    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=STEPS))
+    document["job"]["spec"]["model"]["tables"] = RULES
+    expected = train(RunConfig.from_json(document), torch.float64)
+    job = ThreadedJob(document)
+    job.start(TWO, 2)
+    job.wait(lambda status: status["committedSteps"] >= 15)
+    _begin_change(job, TWO, 2, after)
+    job.wait(lambda status: bool(stuck))
+    if then == after:
+        job.credentials.request("POST", PATH_LOST, {"member": "worker-0-1", "reason": "lost by a test"})
+    else:
+        _begin_change(job, TWO, max(2, after), then)
+    status = _end(job)
+    assert "RolledBack" not in _reasons(status)
+    assert _reasons(status).count("ServersChanged") == (1 if then == after else 2)
+    assert_same_model(trained_model(status), expected)
+
+
+def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_checkpoint(
+    tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery]
+) -> None:
+    document = configuration(tmp_path / "job", rows=4000, steps=STEPS)
+    document["job"]["spec"]["checkpoint"]["everySteps"] = 5
+    expected = train(RunConfig.from_json(document), torch.float64)
+    job = ThreadedJob(document)
+    job.start(TWO, 2)
+    job.wait(lambda status: status["committedSteps"] >= 12)
+    _begin_change(job, TWO, 2, 3)
+    job.wait(lambda status: bool(stuck))
+    lose(job, "ps-1")
+    status = _end(job)
+    assert "RolledBack" in _reasons(status)
+    assert sum(m["role"] == "ps" for m in status["members"]) == 3
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.parametrize(("after", "victim"), [(4, "ps-1"), (2, "ps-0"), (2, "ps-2")])
+def test_with_copies_a_server_may_be_lost_while_rows_move(
+    after: int, victim: str, tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery]
+) -> None:
+    """One that stays, or one that ends after the change: then the job does not wait for its successor."""
+    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=2 * STEPS), replication=2)
+    expected = train(RunConfig.from_json(document), torch.float64)
+    job = ThreadedJob(document)
+    job.start(TWO, 3)
+    job.wait(lambda status: status["committedSteps"] >= 12)
+    _begin_change(job, TWO, 3, after)
+    job.wait(lambda status: bool(stuck))
+    lose(job, victim)
+    status = _end(job)
+    assert "RolledBack" not in _reasons(status)
+    assert sum(m["role"] == "ps" for m in status["members"]) == after
+    assert_same_model(trained_model(status), expected)
+
+
+def test_the_next_checkpoint_has_the_rows_of_the_new_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is stopped after a change goes on from there, with yet another number of servers."""
+    document = configuration(tmp_path / "job", rows=4000, steps=STEPS)
+    document["job"]["spec"]["checkpoint"]["everySteps"] = 7
+    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
+    expected = train(RunConfig.from_json(document), torch.float64)
+    gate, job = Gate(monkeypatch), ThreadedJob(document)
+    job.start(TWO, 2)
+    _change(job, gate, TWO, 2, 3, at=16)
+    job.wait(lambda status: status["committedSteps"] >= 30)
+    job.credentials.request("POST", "/v1/stop")
+    assert _end(job)["phase"] == "Stopped"
+    again = ThreadedJob(document)
+    again.start(TWO, 4)
+    status = _end(again)
+    assert_same_model(trained_model(status), expected)
