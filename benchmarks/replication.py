@@ -32,6 +32,7 @@ from heterps_runtime.checkpoint import Storage
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.partition.tables import Table
+from heterps_runtime.ps.holding import Holding
 from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.optimizers import SparseOptimizer
@@ -89,8 +90,8 @@ def serve(folder: str, rows: int, pipe: Connection) -> None:
 
 def copy(folder: Path, address: str, generation: int, rows: int) -> tuple[float, float]:
     """Copy the rows; return seconds and processor seconds."""
-    shard = Shard(configuration(folder), 0)
-    shard.begin_generation(2)
+    holding = Holding(configuration(folder), 0, None)
+    holding.begin_generation(2, 2, 0, missing=True)
     announced = Generation(
         generation=generation,
         lineage=1,
@@ -108,7 +109,7 @@ def copy(folder: Path, address: str, generation: int, rows: int) -> tuple[float,
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     began, used = time.perf_counter(), time.process_time()
-    recovery = Recovery(context, SECURITY, "ps-0", announced, {0: shard}, 2, Storage.open(folder / "checkpoints"))
+    recovery = Recovery(context, SECURITY, "ps-0", announced, holding, 2, Storage.open(folder / "checkpoints"))
     poller = zmq.Poller()
     for socket in recovery.pollables:
         poller.register(socket, zmq.POLLIN)
@@ -117,7 +118,7 @@ def copy(folder: Path, address: str, generation: int, rows: int) -> tuple[float,
     taken = time.perf_counter() - began, time.process_time() - used
     recovery.close()
     context.term()
-    assert shard.num_rows == rows
+    assert holding.own.num_rows == rows
     return taken
 
 

@@ -262,11 +262,25 @@ def test_a_dropped_worker_is_not_ended_while_it_trains() -> None:
     assert stopped == {"worker-0-2", "worker-1-0", "worker-1-1"}
 
 
+def test_a_new_server_starts_beside_the_present_ones() -> None:
+    world = running(CPU_STAGES)
+    out_of_reach(world)
+    world.answer({**ONE_CPU_STAGE, "parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}})
+    actions = world.settle()
+    started = [action.spec.name for action in actions if isinstance(action, StartProcess)]
+    assert "ps-1" in started
+    assert not [action for action in actions if isinstance(action, StopProcess)]
+    assert world.status.incarnation == 1
+
+
 @pytest.mark.parametrize(
     ("new", "changes", "restarts"),
     [
         ({}, {}, False),
-        ({"parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}}, {}, True),
+        ({"parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}}, {"free_units": {"cpu": 7}}, False),
+        ({"parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}}, {"free_units": {"cpu": 6}}, True),
+        ({"parameterServer": {"pool": "cpu", "replicas": 1, "units": 2}}, {}, True),  # the server needs more units
+        ({"parameterServer": {"pool": "accelerator", "replicas": 1, "units": 1}}, {}, True),
         ({"stages": PLAN["stages"]}, {}, True),  # the second stage all-reduces
         ({}, {"free_units": {"cpu": 5}}, True),  # one server, two workers that run, and three more
         ({}, {"free_units": {"cpu": 6}}, False),

@@ -43,11 +43,11 @@ def pulse(world: World, name: str, incarnation: int = 1, joins: int = 1) -> None
     world.core.handle(name, str(incarnation), Pulse(joins, "running", {}))
 
 
-def rejoin(world: World, name: str, **fields: int) -> None:
+def rejoin(world: World, name: str, lineage: int = 0, version: int = -1) -> None:
     """What a process does that is asked to join again."""
     joins = world.last(Rejoin).joins + 1
     world.incarnations[name] -= 1  # it is the same process
-    world.join(name, joins=joins, **fields)
+    world.join(name, joins=joins, lineage=lineage, version=version)
 
 
 @pytest.mark.parametrize("name", ["worker-0-1", "ps-0"])
