@@ -1,12 +1,13 @@
-"""Other stages for a running job: how long training stands still, in place and by a restart from a checkpoint.
+"""Another plan for a running job: how long training stands still, in place and by a restart from a checkpoint.
 
-    python -m benchmarks.stages [--rounds 5]
+    python -m benchmarks.stages [--rounds 5] [--change stages servers]
 
 The deep network trains on a click log in two stages, with one worker each and one server. Then it gets a plan of three
-stages. In place, the plan is submitted and the third worker is started, as the controller does
-(docs/decisions/0064-stages-in-place.md). By a restart, the job saves a checkpoint and ends, and new processes go on
-with the new plan. The pause lasts from the last commit of the old stages to the first of the new ones, as seen by
-looking at the coordinator every few milliseconds.
+stages, or of two servers, which takes half of the rows and dense parameters to the new one. In place, the plan is
+submitted and the new process is started, as the controller does (docs/decisions/0064-stages-in-place.md and
+0066-servers-in-place.md). By a restart, the job saves a checkpoint and ends, and new processes go on with the new plan.
+The pause lasts from the last commit of the old plan to the first of the new one, as seen by looking at the coordinator
+every few milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,22 @@ def stages(*last_layers: int) -> list[dict[str, Any]]:
 TWO, THREE = stages(LAST // 2, LAST), stages(LAST // 3, 2 * LAST // 3, LAST)
 
 
+@dataclass(frozen=True)
+class Change:
+    """A plan that follows two stages with one server, and the role and place of its new process."""
+
+    title: str
+    stages: list[dict[str, Any]]
+    servers: int
+    new: tuple[str, ...]
+
+
+CHANGES = {
+    "stages": Change("2 stages become 3", THREE, 1, ("worker", "--stage", "2", "--index", "0")),
+    "servers": Change("1 server becomes 2", TWO, 2, ("ps", "--index", "1")),
+}
+
+
 def documents(data: Path) -> list[dict[str, Any]]:
     """Return the pool and the job."""
     files = {
@@ -56,13 +74,14 @@ def documents(data: Path) -> list[dict[str, Any]]:
     return [pool_document("cpu", "CPU", "cpu", 4, "0.04"), click_job("stages", "deep", files, training)]
 
 
-def next_commit(job: Processes, after: int, number: int) -> tuple[float, float, int]:
-    """Wait for a commit under a plan with a number of stages.
+def next_commit(job: Processes, after: int, number: int, servers: int = 1) -> tuple[float, float, int]:
+    """Wait for a commit under a plan with numbers of stages and servers.
 
     Args:
         job: that trains.
         after: steps that were committed before.
         number: of stages.
+        servers: of the plan; all of them are ready.
 
     Returns:
         When the last commit before it was seen, when it was, and the committed steps.
@@ -72,7 +91,8 @@ def next_commit(job: Processes, after: int, number: int) -> tuple[float, float, 
         status = job.request("GET", PATH_STATUS)
         now, committed = time.monotonic(), status["committedSteps"]
         if committed > after:
-            if len(status["stages"]) == number and status["running"]:
+            ready = sum(m["role"] == "ps" and m["state"] == "ready" for m in status["members"])
+            if len(status["stages"]) == number and ready == servers and status["running"]:
                 return last, now, committed
             last, after = now, committed
         job.check()
@@ -88,18 +108,18 @@ def warm_up(job: Processes) -> int:
     return committed
 
 
-def in_place(data: Path, folder: Path) -> float:
+def in_place(change: Change, data: Path, folder: Path) -> float:
     """Return the pause of a change in place, in seconds."""
     with HeterPS(documents(data), folder, TWO) as job:
         committed = warm_up(job)
-        servers = {"pool": "cpu", "replicas": 1, "units": 1}
-        job.request("PUT", PATH_PLAN, {"stages": THREE, "parameterServer": servers, "revision": 2})
-        job.start("worker", "--stage", "2", "--index", "0", "--pool", "cpu")
-        last, first, _ = next_commit(job, committed, len(THREE))
+        servers = {"pool": "cpu", "replicas": change.servers, "units": change.servers}
+        job.request("PUT", PATH_PLAN, {"stages": change.stages, "parameterServer": servers, "revision": 2})
+        job.start(*change.new, "--pool", "cpu")
+        last, first, _ = next_commit(job, committed, len(change.stages), change.servers)
     return first - last
 
 
-def by_restart(data: Path, folder: Path) -> float:
+def by_restart(change: Change, data: Path, folder: Path) -> float:
     """Return the pause of a change by a restart, in seconds."""
     with HeterPS(documents(data), folder, TWO) as job:
         committed = warm_up(job)
@@ -117,8 +137,8 @@ def by_restart(data: Path, folder: Path) -> float:
     again = folder / "again"
     again.mkdir()
     with Processes(json.loads((folder / "config.json").read_text()), again) as job:
-        job.train(THREE, 1, "cpu")
-        _, first, _ = next_commit(job, committed, len(THREE))
+        job.train(change.stages, change.servers, "cpu")
+        _, first, _ = next_commit(job, committed, len(change.stages), change.servers)
     return first - stopped
 
 
@@ -126,20 +146,21 @@ def main() -> None:
     """Measure both ways in turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--change", nargs="+", choices=CHANGES, default=list(CHANGES), help="default: all")
+    options = parser.parse_args()
     data = click_log("deep")
     ways = {"in place": in_place, "by a restart": by_restart}
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        for name, change in ways.items():
+    found: dict[tuple[str, str], list[float]] = {(c, way): [] for c in options.change for way in ways}
+    for number in range(options.rounds):
+        for (name, way), pauses in found.items():
             with tempfile.TemporaryDirectory(prefix="heterps-stages-") as folder:
-                found[name].append(change(data, Path(folder)))
-        figures = ", ".join(f"{name} {pauses[-1]:.2f} s" for name, pauses in found.items())
-        print(f"  round {number + 1}: {figures}", file=sys.stderr, flush=True)
-    print("| 2 stages become 3 | seconds without a step, median (min - max) |")
-    print("|---|---|")
-    for name, pauses in found.items():
-        print(f"| {name} | {spread(pauses, '.2f')} |")
+                pauses.append(ways[way](CHANGES[name], data, Path(folder)))
+            text = f"  round {number + 1}: {CHANGES[name].title} {way}: {pauses[-1]:.2f} s"
+            print(text, file=sys.stderr, flush=True)
+    print("| change | way | seconds without a step, median (min - max) |")
+    print("|---|---|---|")
+    for (name, way), pauses in found.items():
+        print(f"| {CHANGES[name].title} | {way} | {spread(pauses, '.2f')} |")
 
 
 if __name__ == "__main__":

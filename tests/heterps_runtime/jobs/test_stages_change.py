@@ -113,7 +113,6 @@ def test_a_plan_changes_before_all_have_come() -> None:
 @pytest.mark.parametrize(
     ("stages", "servers", "text"),
     [
-        (CARDS, 2, "plan.parameterServer: must stay 1 server(s) on cpu while the job runs; stop it"),
         ([("card", 0, 1), ("card", 1, 2)], 1, "plan.stages[0].pool: must stay cpu, is card, while the job runs"),
         ([("cpu", 1, 1), ("card", 2, 2)], 1, "plan.stages: must stay those of before while the job runs"),
     ],

@@ -1,0 +1,135 @@
+"""The coordinator's decisions about another number of parameter servers while the job trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from heterps_runtime.contract import PlanDocument
+from heterps_runtime.wire.messages import Generation, Go, Shutdown
+from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
+from tests.heterps_runtime.helpers.jobs import Stage, plan_document
+
+
+def _submit(world: World, servers: int) -> None:
+    world.core.set_plan(PlanDocument.from_json(plan_document(world.stages, servers)))
+    world.servers = servers
+
+
+def _to_servers(world: World) -> Generation:
+    return [message for name, message in world.sent if isinstance(message, Generation) and name.startswith("ps")][-1]
+
+
+@pytest.mark.parametrize("stages", [ONE_CPU, CARDS])
+def test_new_servers_copy_from_those_that_hold_the_state(stages: list[Stage]) -> None:
+    world = World(stages, 2).begin()
+    world.step(3)
+    world.sent.clear()
+    _submit(world, 4)
+    world.join("ps-2")
+    world.step()
+    assert world.told(Generation) == [], "the members train on until all servers are there"
+    world.join("ps-3")
+    announced = _to_servers(world)
+    assert announced.servers == ("at ps-0", "at ps-1", "at ps-2", "at ps-3")
+    assert (announced.held_by, announced.missing) == (("at ps-0", "at ps-1"), (2, 3))
+    assert (announced.restore, announced.committed) == (None, 4)
+    world.ready()
+    world.step()
+    assert world.core.progress.committed == 5
+    world.core.member_lost("worker-0-0", "it died")
+    world.join("worker-0-0")
+    assert _to_servers(world).held_by == (), "the state is divided among the new servers"
+
+
+def test_servers_that_the_plan_lacks_end_when_all_are_ready() -> None:
+    world = World(ONE_CPU, 3).begin()
+    world.step(3)
+    world.sent.clear()
+    _submit(world, 1)
+    announced = _to_servers(world)
+    assert (announced.servers, announced.held_by) == (("at ps-0",), ("at ps-0", "at ps-1", "at ps-2"))
+    assert {"ps-1", "ps-2"} < set(world.told(Generation))
+    world.ready("worker-0-0", "worker-0-1", "ps-1", "ps-2")
+    assert world.told(Shutdown) == []
+    world.ready("ps-0")
+    assert world.told(Shutdown) == ["ps-1", "ps-2"]
+    assert not {"ps-1", "ps-2"} & set(world.told(Go))
+    world.step()
+    assert world.core.progress.committed == 4
+
+
+def test_a_change_that_is_interrupted_begins_again() -> None:
+    """Also by a server that has its part of the new division, since another one may not have."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    world.ready("ps-0", "ps-2")
+    world.core.member_lost("worker-0-1", "it died")
+    world.join("worker-0-1")
+    announced = _to_servers(world)
+    assert (announced.held_by, announced.missing) == (("at ps-0", "at ps-1"), (2,))
+    assert announced.restore is None
+
+
+def test_a_change_is_given_up_for_a_plan_with_the_servers_of_before() -> None:
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    _submit(world, 2)
+    assert world.told(Shutdown) == ["ps-2"]
+    announced = _to_servers(world)
+    assert (announced.servers, announced.held_by) == (("at ps-0", "at ps-1"), ())
+    assert announced.restore is None
+
+
+@pytest.mark.parametrize(("divisions", "restores"), [((2, 3), False), ((2,), True), ((3,), False)])
+def test_a_server_that_joins_again_after_a_change_says_what_it_has(
+    divisions: tuple[int, ...], *, restores: bool
+) -> None:
+    """It may not have heard that the others are ready; then it has both divisions."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    world.ready()
+    world.join("ps-1", lineage=world.core.membership.lineage, version=3, divisions=divisions)
+    assert (_to_servers(world).restore is not None) == restores
+
+
+@pytest.mark.parametrize("victim", ["ps-0", "ps-1", "ps-2"])
+def test_a_loss_during_a_change_takes_the_job_back(victim: str) -> None:
+    world = World(ONE_CPU, 3).begin()
+    world.step(3)
+    _submit(world, 2)
+    world.core.member_lost(victim, "it died")
+    if victim != "ps-2":  # the plan does not need it
+        world.join(victim)
+    announced = _to_servers(world)
+    assert announced.restore is not None
+    assert (announced.held_by, len(announced.servers)) == ((), 2)
+    world.ready(*world.names)
+    world.step()
+    assert world.core.progress.committed == 1
+
+
+@pytest.mark.parametrize(("victim", "held_by"), [("ps-1", "at ps-1"), ("ps-2", "")])
+def test_with_copies_a_loss_during_a_change_costs_nothing(victim: str, held_by: str) -> None:
+    world = World(ONE_CPU, 3, replication=2).begin()
+    world.step(3)
+    _submit(world, 2)
+    world.core.member_lost(victim, "it died")
+    if victim != "ps-2":
+        world.join(victim)
+    announced = _to_servers(world)
+    assert announced.restore is None
+    assert (announced.missing, announced.held_by[int(victim[-1])]) == ((int(victim[-1]),), held_by)
+
+
+def test_servers_stay_on_their_pool() -> None:
+    world = World(ONE_CPU, 2).begin()
+    document = plan_document(world.stages, 2)
+    document["parameterServer"]["pool"] = "card"
+    with pytest.raises(ValueError, match=r"^plan\.parameterServer\.pool: must stay cpu while the job runs"):
+        world.core.set_plan(PlanDocument.from_json(document))
