@@ -188,4 +188,4 @@ def test_wrong_input_ends_the_job_with_the_same_words_as_a_worker(
 def test_an_unknown_pool_is_refused(start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start(configuration(tmp_path / "work", "flights"))
     assert main(["profile", "--pool", "cpus"]) == EXIT_BAD_INPUT
-    assert "no pool named 'cpus'; there are ['card', 'cpu']" in capsys.readouterr().err
+    assert "no pool named 'cpus'; there are ['card', 'cpu', 'ring']" in capsys.readouterr().err

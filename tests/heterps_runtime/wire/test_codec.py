@@ -25,6 +25,7 @@ from heterps_runtime.wire.messages import (
     MESSAGES,
     Array,
     Backward,
+    DataSize,
     Define,
     Dense,
     DensePiece,
@@ -43,6 +44,7 @@ ARRAYS = st_numpy.arrays(st.sampled_from(DTYPES), SHAPES)
 STAMP = Stamp(3, 7)
 ALLOCATIONS = st.builds(Allocation, st.integers(0), st.just(((3, 5), (8,), (1, 0, 7))))
 PIECES = st.builds(DensePiece, st.integers(0, 8), st.just((4, 5)), st_numpy.arrays(np.float32, st.integers(0, 12)))
+SIZES = st.builds(DataSize, st.integers(1, 1 << 60), st.integers(0, 1 << 60), st.text(max_size=5))
 
 # --- values of the declared types -------------------------------------------------------------------------------------
 
@@ -54,6 +56,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return ARRAYS
     if hint is Allocation:
         return ALLOCATIONS
+    if hint is DataSize:
+        return SIZES
     if hint is DensePiece:
         return PIECES
     if hint is int:
