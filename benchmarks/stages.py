@@ -91,7 +91,7 @@ def next_commit(job: Processes, after: int, number: int, servers: int = 1) -> tu
         status = job.request("GET", PATH_STATUS)
         now, committed = time.monotonic(), status["committedSteps"]
         if committed > after:
-            ready = sum(m["role"] == "ps" and m["state"] == "ready" for m in status["members"])
+            ready = sum(m.get("role") == "ps" and m["state"] == "ready" for m in status["members"])
             if len(status["stages"]) == number and ready == servers and status["running"]:
                 return last, now, committed
             last, after = now, committed
