@@ -39,7 +39,10 @@ class WholeState:
         known: dict[str, int] = {}  # elements of each parameter that are there
         for state in states:
             self.statistics |= state.statistics
-            self._step = max(self._step, int(state.optimizer["step"]))
+            step = state.optimizer.get("step")
+            if step is None or step.size != 1:
+                raise ValueError(f"shard {state.shard}: the number of the last step is not there")
+            self._step = max(self._step, int(step.reshape(())))
             for name, piece in state.dense.items():
                 known[name] = known.get(name, 0) + piece.values.size
                 self._add(name, piece.place, piece.values)

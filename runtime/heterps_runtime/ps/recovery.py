@@ -168,15 +168,15 @@ class Recovery:
                 for index, target in self._targets.items():
                     before = self._held.get(index)
                     target.begin_division(whole, tables.values(), before, self._committed, self._storage)
+            for index, target in self._targets.items():
+                expected: dict[str, int] = {}
+                for shard in sorted(overlapping_servers(index, self._num_servers, self._num_before)):
+                    if shard != index or index not in self._held:  # otherwise the rows are there
+                        self._plan(_Flow(shard, index), expected)
+                target.reserve(expected)
+                self.total_rows += sum(expected.values())
         except ValueError as error:
             raise ProtocolError(f"the state of other servers cannot be copied: {error}") from error
-        for index, target in self._targets.items():
-            expected: dict[str, int] = {}
-            for shard in sorted(overlapping_servers(index, self._num_servers, self._num_before)):
-                if shard != index or index not in self._held:  # otherwise the rows are there
-                    self._plan(_Flow(shard, index), expected)
-            target.reserve(expected)
-            self.total_rows += sum(expected.values())
         self._states.clear()
 
     def _plan(self, flow: _Flow, expected: dict[str, int]) -> None:

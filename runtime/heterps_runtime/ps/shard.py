@@ -41,6 +41,7 @@ from heterps_runtime.saver import Part
 from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.index import MAX_ROWS
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keyed import ROWS, KeyedRows
 from heterps_runtime.store.keys import NUM_SLOTS, shard_of
@@ -356,7 +357,6 @@ class Shard:
         self.reset(storage, None)
         self.define(state.tables, state.dense, state.statistics)
         self.dense.load({name: piece.values for name, piece in state.dense.items()} | state.optimizer)
-        self.reserve(state.parts)
         self._restore = (storage, manifest) if manifest else None
         self.committed = self.dense_committed = committed
 
@@ -387,9 +387,15 @@ class Shard:
             part.remove_keys(lambda keys: ~self._has(keys))
 
     def reserve(self, rows: Mapping[str, int]) -> None:
-        """Make room for more rows, by the names of their parts."""
+        """Make room for more rows, by the names of their parts.
+
+        Raises:
+            ValueError: there is no such part, or it cannot have so many rows.
+        """
         for part, count in rows.items():
             store = self._part(part)
+            if not 0 <= count <= MAX_ROWS - len(store):
+                raise ValueError(f"{part}: {count} rows beside {len(store)}, a server has at most {MAX_ROWS}")
             store.reserve(len(store) + count)
 
     def take_rows(self, part: str, keys: Array, columns: Mapping[str, Array]) -> None:

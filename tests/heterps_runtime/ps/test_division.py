@@ -97,9 +97,9 @@ def test_a_change_that_is_given_up_leaves_no_trace(tmp_path: Path) -> None:
     assert halves[0] | halves[1] == expected
 
 
-def _state(start: int, values: list[float], sums: list[float], size: int = 5) -> ShardState:
+def _state(start: int, values: list[float], sums: list[float], size: int = 5, step: Any = 7) -> ShardState:
     dense = {"weight": DensePiece(start, (size,), np.array(values))}
-    optimizer = {"step": np.array(7), "weight::sum": np.array(sums)}
+    optimizer = {"step": np.array(step), "weight::sum": np.array(sums)}
     return ShardState(0, tuple(TABLES), dense, optimizer, {}, "", {})
 
 
@@ -114,6 +114,7 @@ def test_pieces_of_parameters_and_their_state_are_cut_anew() -> None:
     ("states", "text"),
     [
         ([_state(0, [1.0, 2.0], [1.0, 2.0])], "2 of 5 elements are there"),
+        ([_state(0, [1.0] * 5, [1.0] * 5, step=[])], "the number of the last step is not there"),
         ([_state(0, [1.0] * 5, [1.0] * 5), _state(0, [1.0], [1.0], size=4)], "is no piece of float64 [5]"),
         ([_state(0, [1.0] * 5, [1.0] * 4)], "'weight::sum': float64 [4] is no piece of float64 [5]"),
     ],
@@ -128,3 +129,11 @@ def test_rows_of_an_impossible_division_are_refused(target: int, number: int, tm
     server = _trained(tmp_path, [])
     with pytest.raises(ProtocolError, match="target: must be one of at most 1024 servers"):
         answer(server.shard, CopyRows(1, 0, target, number, "group-3", 0))
+
+
+@pytest.mark.parametrize("parts", [{"group-3": 1 << 40}, {"group-3": -1}, {"group-5": 1}])
+def test_no_memory_is_reserved_for_impossible_numbers_of_rows(parts: dict[str, int], tmp_path: Path) -> None:
+    shard = Server(tmp_path).shard
+    with pytest.raises(ValueError, match="group-"):
+        shard.reserve(parts)
+    assert shard.num_rows == 0
