@@ -98,7 +98,7 @@ class CoordinatorCore:
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
     def set_plan(self, plan: PlanDocument) -> None:
-        """Fix stages, workers and servers; a later plan may change the number of workers, and some stages.
+        """Fix stages, workers and servers; a later plan may change their numbers, and some stages.
 
         Raises:
             ValueError: the plan does not fit the job, cannot take effect while it runs, or the job is over.

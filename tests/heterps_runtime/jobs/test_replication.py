@@ -25,22 +25,22 @@ from tests.heterps_runtime.helpers.jobs import (
     trained_model,
 )
 from tests.heterps_runtime.helpers.plain_torch import train
+from tests.heterps_runtime.helpers.state_moves import (
+    BATCH,
+    COUNTING,
+    MIXED,
+    RULES,
+    SAMPLES,
+    STEPS,
+    TWO,
+    ended,
+    reasons,
+)
 from tests.same_model import assert_same_model
 
 pytestmark = pytest.mark.slow
 
-SAMPLES, BATCH, STEPS, LAST = 320, 32, 60, 10  # LAST: last layer of models.Flights
 NEVER = 1000  # steps between checkpoints: so nothing but a copy can help
-COUNTING: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
-TWO: list[Stage] = [("cpu", 4, 2), ("cpu", LAST, 1)]
-MIXED: list[Stage] = [("cpu", 4, 2), ("card", LAST, 1)]
-RULES: list[dict[str, Any]] = [
-    {
-        "name": "embeddings.tail.weight",
-        "admission": {"minSteps": 2, "unusedSteps": 9},
-        "eviction": {"unusedSteps": 16},
-    }
-]
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +71,6 @@ def _die(job: ThreadedJob, stages: list[Stage], servers: int, victim: str, point
     job.start_member(victim, stages)
 
 
-def _end(job: ThreadedJob) -> dict[str, Any]:
-    status = job.wait()
-    job.close()
-    assert not job.failures, "\n".join(job.failures)
-    return status
-
-
-def _reasons(status: dict[str, Any]) -> list[str]:
-    return [event["reason"] for event in status["events"]]
-
-
 @pytest.mark.parametrize(
     ("point", "victim", "servers", "consistency"),
     [
@@ -97,9 +86,9 @@ def test_no_committed_step_is_lost_wherever_a_server_dies(
     document = counting_configuration(folder / point, consistency, SAMPLES, BATCH, steps=STEPS)
     job = ThreadedJob(_replicated(document))
     _die(job, COUNTING, servers, victim, point, 24)
-    status = _end(job)
+    status = ended(job)
     assert [e["message"].split(":")[0] for e in status["events"] if e["reason"] == "MemberLost"] == [victim]
-    assert "RolledBack" not in _reasons(status)
+    assert "RolledBack" not in reasons(status)
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
 
 
@@ -123,9 +112,9 @@ def test_one_server_after_the_other_may_lose_its_state(
     for victim, steps in (("ps-1", 15), ("ps-0", 45)):  # the second one copies what the first one has copied
         job.wait(lambda status: status["committedSteps"] >= steps)  # noqa: B023  # asked in this round only
         lose(job, victim)
-    status = _end(job)
+    status = ended(job)
     assert status["generation"] >= 3
-    assert "RolledBack" not in _reasons(status)
+    assert "RolledBack" not in reasons(status)
     assert_same_model(trained_model(status), expected)
 
 
@@ -137,7 +126,7 @@ def test_what_both_servers_have_lost_comes_from_a_checkpoint(folder: Path, lose:
     job.start(TWO, 2)
     job.wait(lambda status: status["committedSteps"] >= 12)
     lose(job, "ps-0", "ps-1")
-    status = _end(job)
+    status = ended(job)
     assert status["generation"] >= 2
     assert_same_model(trained_model(status), expected)
 
@@ -170,8 +159,8 @@ def test_a_recovery_that_is_interrupted_begins_again(
         lose(job, victim)
     else:
         job.credentials.request("POST", PATH_LOST, {"member": victim, "reason": "lost by a test"})
-    status = _end(job)
-    assert ("RolledBack" in _reasons(status)) == (victim == "ps-1")
+    status = ended(job)
+    assert ("RolledBack" in reasons(status)) == (victim == "ps-1")
     assert len(begun) == (1 if victim == "ps-1" else 2)
     assert_same_model(trained_model(status), expected)
 
@@ -187,6 +176,6 @@ def test_a_server_that_is_told_to_end_stops_no_job(folder: Path) -> None:
     assert process.wait(timeout=PATIENCE_SECONDS) == EXIT_INTERRUPTED
     job.start_member("ps-1", COUNTING)
     (work / "held").unlink()
-    status = _end(job)
-    assert not {"RolledBack", "StopRequested"} & set(_reasons(status))
+    status = ended(job)
+    assert not {"RolledBack", "StopRequested"} & set(reasons(status))
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)

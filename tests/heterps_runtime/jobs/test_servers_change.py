@@ -25,21 +25,20 @@ from tests.heterps_runtime.helpers.jobs import (
     trained_model,
 )
 from tests.heterps_runtime.helpers.plain_torch import train
+from tests.heterps_runtime.helpers.state_moves import (
+    BATCH,
+    COUNTING,
+    MIXED,
+    RULES,
+    SAMPLES,
+    STEPS,
+    TWO,
+    ended,
+    reasons,
+)
 from tests.same_model import assert_same_model
 
 pytestmark = pytest.mark.slow
-
-SAMPLES, BATCH, STEPS, LAST = 320, 32, 60, 10  # LAST: last layer of models.Flights
-COUNTING: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
-TWO: list[Stage] = [("cpu", 4, 2), ("cpu", LAST, 1)]
-MIXED: list[Stage] = [("cpu", 4, 2), ("card", LAST, 1)]
-RULES: list[dict[str, Any]] = [
-    {
-        "name": "embeddings.tail.weight",
-        "admission": {"minSteps": 2, "unusedSteps": 9},
-        "eviction": {"unusedSteps": 16},
-    }
-]
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +73,6 @@ def _change(job: ThreadedJob, gate: Gate, stages: list[Stage], before: int, afte
     job.wait(lambda status: {m["name"] for m in status["members"] if m["role"] == "ps"} == names)
 
 
-def _end(job: ThreadedJob) -> dict[str, Any]:
-    status = job.wait()
-    job.close()
-    assert not job.failures, "\n".join(job.failures)
-    return status
-
-
-def _reasons(status: dict[str, Any]) -> list[str]:
-    return [event["reason"] for event in status["events"]]
-
-
 @pytest.mark.parametrize("stages", [TWO, MIXED])
 def test_the_model_is_the_same_with_more_and_fewer_servers(
     stages: list[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,9 +88,9 @@ def test_the_model_is_the_same_with_more_and_fewer_servers(
     _change(job, gate, stages, 2, 3, at=15)
     _change(job, gate, stages, 3, 1, at=30)
     _change(job, gate, stages, 1, 2, at=45)
-    status = _end(job)
-    assert _reasons(status).count("ServersChanged") == 3
-    assert not {"RolledBack", "MemberLost"} & set(_reasons(status))
+    status = ended(job)
+    assert reasons(status).count("ServersChanged") == 3
+    assert not {"RolledBack", "MemberLost"} & set(reasons(status))
     assert_same_model(trained_model(status), expected)
 
 
@@ -115,9 +103,9 @@ def test_every_sample_counts_once_across_changes(
     job.start(COUNTING, 3)
     _change(job, gate, COUNTING, 3, 5, at=10)
     _change(job, gate, COUNTING, 5, 3, at=30)
-    status = _end(job)
-    assert _reasons(status).count("ServersChanged") == 2
-    assert "RolledBack" not in _reasons(status)
+    status = ended(job)
+    assert reasons(status).count("ServersChanged") == 2
+    assert "RolledBack" not in reasons(status)
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
 
 
@@ -154,9 +142,9 @@ def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
         job.credentials.request("POST", PATH_LOST, {"member": "worker-0-1", "reason": "lost by a test"})
     else:
         _begin_change(job, TWO, max(2, after), then)
-    status = _end(job)
-    assert "RolledBack" not in _reasons(status)
-    assert _reasons(status).count("ServersChanged") == (1 if then == after else 2)
+    status = ended(job)
+    assert "RolledBack" not in reasons(status)
+    assert reasons(status).count("ServersChanged") == (1 if then == after else 2)
     assert_same_model(trained_model(status), expected)
 
 
@@ -172,8 +160,8 @@ def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_check
     _begin_change(job, TWO, 2, 3)
     job.wait(lambda status: bool(stuck))
     lose(job, "ps-1")
-    status = _end(job)
-    assert "RolledBack" in _reasons(status)
+    status = ended(job)
+    assert "RolledBack" in reasons(status)
     assert sum(m["role"] == "ps" for m in status["members"]) == 3
     assert_same_model(trained_model(status), expected)
 
@@ -194,8 +182,8 @@ def test_with_copies_a_server_may_be_lost_while_rows_move(
         lose(job, victim)
     else:  # the change may be over before it is back
         job.credentials.request("POST", PATH_LOST, {"member": victim, "reason": "lost by a test"})
-    status = _end(job)
-    assert "RolledBack" not in _reasons(status)
+    status = ended(job)
+    assert "RolledBack" not in reasons(status)
     assert sum(m["role"] == "ps" for m in status["members"]) == after
     assert_same_model(trained_model(status), expected)
 
@@ -211,8 +199,8 @@ def test_the_next_checkpoint_has_the_rows_of_the_new_servers(tmp_path: Path, mon
     _change(job, gate, TWO, 2, 3, at=16)
     job.wait(lambda status: status["committedSteps"] >= 30)
     job.credentials.request("POST", "/v1/stop")
-    assert _end(job)["phase"] == "Stopped"
+    assert ended(job)["phase"] == "Stopped"
     again = ThreadedJob(document)
     again.start(TWO, 4)
-    status = _end(again)
+    status = ended(again)
     assert_same_model(trained_model(status), expected)
