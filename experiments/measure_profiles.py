@@ -1,9 +1,10 @@
 """Measure the paper's models on this machine's CPU, derive the rest, and write experiments/profiles/MODEL.json.
 
-    python -m experiments.measure_profiles [MODEL...]      # all of them take some minutes on a quiet machine
+    python -m experiments.measure_profiles [MODEL...]      # all of them take 12 minutes on a quiet machine
 
 docs/models.md describes what is measured, counted and assumed. Each model is profiled by `heterps profile`, one worker
-on one core. Compute times of the pool `cpu` are the measured ones; everything else follows from counts of the layers.
+on one core, several times in turns with the others; a number is the median of the profiles. Compute times of the pool
+`cpu` are the measured ones; everything else follows from counts of the layers.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, Chunk, ClickLog, ClickLogSpec, write_click_log
 
+from experiments.clusters import FLOOR_OF_CLUSTER
 from experiments.counting import count_layers
 from experiments.devices import CPU_CORES, CPU_PARALLEL_FRACTION, DEVICES, add_pool, with_transfer
-from heterps_planner.model.problem import Pool, Problem
+from heterps_planner.model.problem import LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.model.servers import ParameterServer
 from heterps_planner.search.limits import fastest
@@ -45,11 +48,11 @@ BATCH = 1024  # of the measured step: a worker's share of a large batch
 GLOBAL_BATCH = 65_536  # of the planned job, as in the MLPerf benchmark of DLRM
 SAMPLES = 4_195_197_692  # the Criteo 1 TB click log, once
 MAX_CORES, MAX_CARDS = 480, 32  # the paper's cluster: 10 x 48 cores, 4 x 8 V100
-#: The floor, as a part of what the whole cluster reaches. For CTRDNN that is beyond what all its cores reach.
-FLOOR_OF_CLUSTER = 0.5
 #: Core-seconds per byte of a server's thread for the network (ZeroMQ over loopback: 1 ms for 1.6 MB, both ends).
 TRANSPORT_SECONDS_PER_BYTE = 0.5e-3 / 1.6e6
 _SERVER_ROUNDS = 30
+REPEATS = 3  # profiles of each model: the speed of a virtual machine differs from minute to minute
+_PROBE_SECONDS = 3.0  # of products of matrices before each profile, which show how steady the machine is
 _SPARSE = {"name": "rowwise-adagrad", "learningRate": "0.05"}
 _INIT = {"distribution": "normal", "mean": "0", "std": "0.05"}
 
@@ -147,22 +150,55 @@ def server_seconds_per_byte(rows: Chunk, dim: int = 16) -> float:
     return statistics.median(rates) + TRANSPORT_SECONDS_PER_BYTE
 
 
-def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
+def median_times(measured: Sequence[LayerTimes]) -> LayerTimes:
+    """Return the medians over several profiles of a layer, in the terms of the paper's cost model.
+
+    That has no wait for servers and no shared cores: all of a layer's time follows Amdahl's law.
+    """
+    return LayerTimes(
+        compute_seconds=statistics.median(times.compute_seconds for times in measured),
+        compute_fixed_seconds=statistics.median(times.compute_fixed_seconds for times in measured),
+        parallel_fraction=CPU_PARALLEL_FRACTION,
+        spread=statistics.median(times.spread for times in measured),
+        derived="compute measured on one core; parallelFraction and transfer derived",
+        source=f"heterps profile, {BATCH} samples",
+    )
+
+
+class Probe:
+    """A product of matrices, repeated: its spread is that of the machine, whatever the profiler does."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._factors = [torch.randn(512, 512) for _ in range(2)]
+        self._seconds: list[float] = []
+
+    def run(self, seconds: float = _PROBE_SECONDS) -> None:
+        """Measure for a while, on one thread."""
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            torch.matmul(*self._factors)
+            self._seconds.append(time.perf_counter() - began)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over median of all products so far."""
+        low, middle, high = np.percentile(self._seconds, (25, 50, 75))
+        return float((high - low) / middle)
+
+
+def complete(profiles: Sequence[Problem], name: str, rows: Chunk, machine: Mapping[str, Any]) -> Problem:
     """Build the paper's cluster from measured layers: cores as measured, cards derived, servers charged, a floor."""
     model = MODELS[name]
     counts = count_layers(f"examples.paper.clicks.{model.module}:build", model.arguments, rows)
     layers = []
-    for layer in measured.layers:
-        times = replace(
-            layer.pools["cpu"],
-            parallel_fraction=CPU_PARALLEL_FRACTION,
-            derived="compute measured on one core; parallelFraction and transfer derived",
-            source=f"heterps profile, {BATCH} samples",
-        )
-        times = with_transfer(replace(times, transfer_seconds=0.0), counts[layer.name], "CPU", BATCH)
+    for i, layer in enumerate(profiles[0].layers):
+        times = median_times([profile.layers[i].pools["cpu"] for profile in profiles])
+        times = with_transfer(times, counts[layer.name], "CPU", BATCH)
         layers.append(replace(layer, kind=_kind(layer.kind), pools={"cpu": times}))
     price = CPU_CORES["xeon-6271c"].price_per_hour
-    overhead = measured.pools[0].stage_seconds  # one worker: all of it is fixed
+    overheads = [profile.pools[0].stage_seconds for profile in profiles]
+    overhead = statistics.median(overheads)  # one worker: all of it is fixed
     cpu = Pool("cpu", "CPU", price, MAX_CORES, stage_seconds=overhead, stage_fixed_seconds=overhead)
     row_bytes = sum(count.row_bytes for count in counts.values())
     seconds_per_byte = server_seconds_per_byte(ClickLog(LOG).chunk(0))
@@ -177,7 +213,11 @@ def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
             "model": {"entrypoint": f"examples.paper.clicks.{model.module}:build", "arguments": dict(model.arguments)},
             "command": f"python -m experiments.measure_profiles {name}",
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "measured": dict(measured.provenance).get("cpu", {}),
+            "measured": {
+                **dict(profiles[0].provenance).get("cpu", {}),
+                **machine,
+                "stageSecondsOfProfiles": overheads,
+            },
             "data": {"clickLog": vars(LOG), "rows": ROWS},
             "servers": {"secondsPerByte": seconds_per_byte, "rowBytesPerSample": row_bytes},
             "counts": {layer: vars(count) for layer, count in counts.items()},
@@ -218,20 +258,33 @@ def main() -> None:
     data = write_click_log(options.cache / "click-log", LOG, ROWS)
     rows = ClickLog(LOG).chunk(0).rows(0, BATCH)
     PROFILES.mkdir(exist_ok=True)
-    for name in options.models or MODELS:
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="heterps-profile-") as folder:
-            problem = complete(measure(MODELS[name], data, Path(folder)), name, rows)
+    names, probe = list(dict.fromkeys(options.models or MODELS)), Probe()
+    profiles: dict[str, list[Problem]] = {name: [] for name in names}
+    for repeat in range(REPEATS):
+        for name in names:
+            began = time.monotonic()
+            probe.run()
+            with tempfile.TemporaryDirectory(prefix="heterps-profile-") as folder:
+                profiles[name].append(measure(MODELS[name], data, Path(folder)))
+            _tell(f"profile {repeat + 1} of {REPEATS}, {name}: {time.monotonic() - began:.0f} s")
+    machine = {"profiles": REPEATS, "machineSpread": probe.spread}
+    _tell(f"a product of matrices varies by {probe.spread:.0%} (interquartile range / median)")
+    for name in names:
+        problem = complete(profiles[name], name, rows, machine)
         text = json.dumps(problem.to_json(), indent=1) + "\n"
         Problem.from_json(json.loads(text))
         (PROFILES / f"{name}.json").write_text(text, encoding="utf-8")
         core = sum(layer.pools["cpu"].compute_seconds for layer in problem.layers) / BATCH
         spread = max(layer.pools["cpu"].spread for layer in problem.layers)
-        sys.stdout.write(
+        _tell(
             f"{name}: {len(problem.layers)} layers, {core * 1e6:.0f} us per sample and core (spread of layers up to "
-            f"{spread:.0%}), floor {problem.min_samples_per_second:,.0f} samples/s, {time.monotonic() - began:.0f} s\n"
+            f"{spread:.0%}), floor {problem.min_samples_per_second:,.0f} samples/s"
         )
-        sys.stdout.flush()
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

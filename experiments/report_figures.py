@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import paper, plots
-from experiments.clusters import FLOOR_OF_PROFILE
+from experiments.clusters import FLOOR_OF_CLUSTER, FLOOR_OF_PROFILE
 from experiments.framework import Row
 from experiments.markdown import BY_THE_MODEL, made_by, percent, picture, table
 from experiments.plots import look
@@ -111,7 +111,7 @@ def models_section(results: Results) -> str:
             picture("Throughput of every method's plan for four models, divided by the floor", "figure-10-throughput"),
             f"CPU only cannot reach the floor within 480 cores for {', '.join(lost) or 'no model'}"
             f"{', as in the paper' if lost == ['CTRDNN'] else '; in the paper it misses it for CTRDNN'}. The floors "
-            f"follow one rule, {50 * FLOOR_OF_PROFILE:.0f} % of what the whole cluster reaches "
+            f"follow one rule, {100 * FLOOR_OF_CLUSTER * FLOOR_OF_PROFILE:.0f} % of what the whole cluster reaches "
             "([what the results rest on](#what-the-results-rest-on)). How much more than RL-LSTM a method costs, in "
             "percent, at most:\n",
             table(

@@ -83,9 +83,9 @@ def test_all_models_have_their_floor_by_the_same_rule() -> None:
         assert paper_case(model, 8).min_samples_per_second == floor
 
 
-def test_cores_alone_miss_the_floor_for_ctrdnn_only() -> None:
+def test_cores_alone_miss_the_floor_for_two_models() -> None:
     reached = {model: isinstance(plan(paper_case(model, 2), "cpu"), Plan) for model in PAPER_MODELS}
-    assert reached == {"matchnet": True, "ctrdnn": False, "2emb": True, "nce": True}
+    assert reached == {"matchnet": False, "ctrdnn": False, "2emb": True, "nce": True}
 
 
 @pytest.mark.parametrize(
