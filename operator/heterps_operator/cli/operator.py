@@ -26,6 +26,7 @@ from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.scratch import ScratchFolder
 from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.controller.time_of_day import follow_api_server
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.kubernetes.rate_limit import RateLimiter
@@ -73,6 +74,7 @@ def operator(options: Namespace) -> int:
         if not lease.acquire(stop):
             return EXIT_OK
         metrics.set_leader(True)
+        follow_api_server(api)
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
         if pool_file is not None:
             _LOG.info("nodes are not read: maxUnits alone limits a pool, and no job leaves a node when it is cordoned")

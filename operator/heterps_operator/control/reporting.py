@@ -9,6 +9,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.disruptions import liveness
 from heterps_operator.control.machine import describe_shortage
 from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
+from heterps_operator.documents import Json
 from heterps_operator.formatting import list_some
 from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView
@@ -25,6 +26,7 @@ _NO_PROBLEMS = frozenset({_WAITING, WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA})  #
 _TAKING_PART = frozenset({"ready", "running"})  # what a member last said, before its generation ended
 _MOST_WARNINGS = 50  # of one job's coordinator, in this time:
 _WARNINGS_SECONDS = 600.0
+_CLOCKS_AGREE_SECONDS = 5.0  # an answer comes some seconds after the last turn of a busy operator
 
 
 def observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
@@ -102,15 +104,18 @@ def relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Ev
     view = observed.coordinator
     if view is None:
         return status, ()
-    news = [e for e in view.document.get("events") or () if float(e["time"]) > status.heard]
+    news = _unheard(view.document.get("events") or (), status.heard)
     if not news:
         return status, ()
     now, relayed = observed.time, status.relayed
     if not relayed.since <= now < relayed.since + _WARNINGS_SECONDS:
         relayed = Relayed(since=now)
     told = (view.error or {}).get("reason")  # why the job ends is said once, with the job's own condition
+    # By the clock of the coordinator's node, which may be wrong.
+    ahead = float(view.document.get("time", now)) - now
+    ahead = ahead if abs(ahead) > _CLOCKS_AGREE_SECONDS else 0.0
     warnings = [
-        Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]))
+        Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]) - ahead)
         for e in news
         if e["type"] == "Warning" and e["reason"] != told
     ]
@@ -121,7 +126,16 @@ def relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Ev
         text = f"{text}; {dropped} of them, and those that follow, are only in its log"
         kept.append(Event("Warning", "WarningsDropped", text, now))
     relayed = Relayed(relayed.since, relayed.warnings + len(warnings) - dropped, relayed.dropped + dropped)
-    return replace(status, heard=max(float(e["time"]) for e in news), relayed=relayed), tuple(kept)
+    return replace(status, heard=float(news[-1]["time"]), relayed=relayed), tuple(kept)
+
+
+def _unheard(events: Sequence[Json], heard: float) -> Sequence[Json]:
+    """Return what follows the event of this time; all, if it is not there: another coordinator tells them.
+
+    Later times would not do: a coordinator may come after one whose clock was ahead.
+    """
+    known = [place for place, event in enumerate(events) if float(event["time"]) == heard]
+    return events[known[-1] + 1 :] if known else events
 
 
 def warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> tuple[Event, ...]:

@@ -24,9 +24,9 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
-from heterps_operator.state.clock import steady_time
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import Departure
+from heterps_runtime.clock import steady_time
 
 __all__ = ["OperatorContext"]
 

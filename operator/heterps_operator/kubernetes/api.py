@@ -6,21 +6,20 @@ errors are retried for some seconds, every other error is an `ApiError` with the
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import urllib3
 
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, HeterpsError
 from heterps_operator.kubernetes.names import CONTAINER, pod_path
+from heterps_operator.kubernetes.requests import pause_before, resource_of, target_of
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -29,7 +28,6 @@ __all__ = ["ApiError", "KubernetesApi", "connect"]
 
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
 _ATTEMPTS = 5
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 3.0
 _PATIENCE_SECONDS = 8.0  # for all pauses of one request: the control loop's turns must stay short
 _PAGE = 500  # objects per response
 _SMALL_PAGE = 200  # where objects are not all kept: a pod takes 80 kB while it is parsed
@@ -175,6 +173,20 @@ class KubernetesApi:
         """Close the connections."""
         self._client.rest_client.pool_manager.clear()
 
+    def server_time(self) -> float:
+        """Return the API server's time of day in Unix seconds, to the second.
+
+        Raises:
+            ApiError: it does not answer, or its answer has no time.
+        """
+        response = self._send("get", "GET", "/version", None, "application/json", self._read_seconds)
+        date = str(response.headers.get("Date") or "")
+        try:
+            response.drain_conn()
+            return parsedate_to_datetime(date).timestamp()
+        except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, "MalformedAnswer", f"GET /version: no time of the API server: {error}") from error
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> dict[str, Any] | None:
@@ -244,7 +256,7 @@ class KubernetesApi:
         Raises:
             ApiError: the server refused; code 0: the connection was lost.
         """
-        target = _target(path, query)
+        target = target_of(path, query)
         response = self._send("watch", "GET", target, None, "application/json", read_seconds)
         rest = b""
         try:
@@ -397,13 +409,13 @@ class KubernetesApi:
             failures: receives the failures that were retried.
             retried: whether temporary errors are retried.
         """
-        target = _target(path, query or {})
+        target = target_of(path, query or {})
         waited = 0.0
         for attempt in range(1, self._attempts + 1):
             try:
                 return self._once(verb, method, target, body, content_type)
             except ApiError as error:
-                pause = error.retry_after if error.retry_after is not None else _pause(target, attempt)
+                pause = error.retry_after if error.retry_after is not None else pause_before(target, attempt)
                 last = attempt == self._attempts or waited + pause > _PATIENCE_SECONDS
                 if not error.temporary or last or not retried:
                     raise
@@ -447,7 +459,7 @@ class KubernetesApi:
             raise ApiError(0, "NoAnswer", f"the API server {host} does not answer: {error}") from error
         finally:
             if self._on_request is not None:
-                self._on_request(verb, _resource(path), code, time.monotonic() - began)
+                self._on_request(verb, resource_of(path), code, time.monotonic() - began)
         if code >= HTTPStatus.BAD_REQUEST:
             raise _refusal(method, path, code, response.headers.get("Retry-After"), data)
         return response
@@ -466,11 +478,6 @@ def _items(page: Json) -> list[dict[str, Any]]:
         raise ApiError(0, "MalformedAnswer", f"the response is not a list of objects: {error}") from error
 
 
-def _target(path: str, query: Mapping[str, Any]) -> str:
-    text = urlencode({key: value for key, value in query.items() if value != ""})
-    return f"{path}?{text}" if text else path
-
-
 def _refusal(method: str, path: str, code: int, retry_after: str | None, data: bytes) -> ApiError:
     """Return the error for a failed response: a Status object, or the text of a proxy."""
     words = data.decode("utf-8", "replace").strip()
@@ -481,19 +488,3 @@ def _refusal(method: str, path: str, code: int, retry_after: str | None, data: b
         reason, message = "", words[:500]
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return ApiError(code, reason or f"HTTP{code}", message or f"{method} {path}: HTTP {code}", seconds)
-
-
-def _pause(target: str, attempt: int) -> float:
-    """Return the pause before the next attempt in seconds: exponential, with jitter between requests and processes."""
-    longest = min(_FIRST_PAUSE_SECONDS * 2.0**attempt, _LONGEST_PAUSE_SECONDS)
-    digest = hashlib.sha256(f"{os.getpid()} {target} {attempt}".encode()).digest()
-    return longest * (0.5 + 0.5 * digest[0] / 255)
-
-
-def _resource(path: str) -> str:
-    """Return the kind of object in a path, `pods` or `pods/log`: few distinct values, for metrics."""
-    parts = path.strip("/").split("/")
-    parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/..., /apis/GROUP/VERSION/...
-    if len(parts) > 2 and parts[0] == "namespaces":
-        parts = parts[2:]
-    return "/".join([*parts[:1], *parts[2:3]])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -36,6 +35,7 @@ from heterps_operator.kubernetes.names import (
 )
 from heterps_operator.kubernetes.reading.pools import unit_resource
 from heterps_operator.kubernetes.reading.statuses import unix_seconds
+from heterps_runtime.clock import steady_time
 
 __all__ = ["ConfigMapProfileCache", "outdated_profiles"]
 
@@ -87,7 +87,7 @@ class ConfigMapProfileCache:
         namespace: str,
         configuration: Json,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
         in_use: Callable[[], Collection[str]] | None = None,
         image_of: Callable[[str], str] = lambda pool: "",
     ) -> None:

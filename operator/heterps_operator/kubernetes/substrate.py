@@ -22,9 +22,9 @@ from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.images import RunningImage, image_id
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.state.clock import steady_time
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import Departure, PodProblem, ProcessSpec, ProcessView
+from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import EXIT_BAD_INPUT
 
 __all__ = ["KubernetesSubstrate", "Pods"]

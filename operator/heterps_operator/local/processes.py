@@ -29,8 +29,8 @@ from pathlib import Path
 
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import read_json, write_json
-from heterps_operator.state.clock import steady_time
 from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
 
 __all__ = ["RUNTIME_COMMAND", "ProcessSubstrate", "end_leftovers", "guarded", "read_last_lines", "start_identity"]

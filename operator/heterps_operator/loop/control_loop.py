@@ -20,7 +20,6 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient, Coordina
 from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Queue, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.clock import steady_time
 from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.prices import PriceHistory, PriceStep
 from heterps_operator.state.status import Event, Phase, Status
@@ -43,6 +42,7 @@ from heterps_operator.state.values import (
     StopProcess,
     SubmitPlan,
 )
+from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import JobPhase
 
 __all__ = ["ControlLoop", "Listener"]

@@ -67,6 +67,7 @@ _LISTS: dict[str, tuple[dict[str, Shape], tuple[str, ...], int]] = {
 }
 _STATUS: dict[str, Shape] = {
     "phase": text(among=tuple(JobPhase)),
+    "time": _SECONDS,
     "message": _MESSAGE,
     "generation": _COUNT,
     "committedSteps": _COUNT,

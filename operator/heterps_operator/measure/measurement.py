@@ -27,6 +27,7 @@ from heterps_operator.measure.http_requests import NoResponseError, send_request
 from heterps_operator.state.status import Event
 from heterps_operator.state.values import CoordinatorView, MemberView
 from heterps_runtime import contract
+from heterps_runtime.clock import steady_time
 from heterps_runtime.tls import client_context
 
 __all__ = [
@@ -66,6 +67,9 @@ _RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slo
 _PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
 _PATIENCE_SECONDS = 60.0  # before the user is told: a Prometheus server scrapes every 15 to 60 s
 _OLDEST_SECONDS = 90.0  # age of a Prometheus server's figures; older ones belong to a lost target
+
+
+Target = tuple[str, str]  # what a Prometheus server scrapes: its address and its pod
 
 
 class MeasurementError(Exception):
@@ -277,7 +281,7 @@ class PrometheusServer:
         token_file: file with the bearer token; read for every query, because tokens are renewed.
         ca_file: trusted certificates, for https; None: the system's.
         timeout_seconds: time limit of the whole response.
-        clock: returns Unix seconds, to detect stale figures.
+        monotonic: returns seconds, to detect stale figures.
 
     Raises:
         UsageError: the address or the certificates are invalid.
@@ -290,7 +294,7 @@ class PrometheusServer:
         token_file: Path | None = None,
         ca_file: Path | None = None,
         timeout_seconds: float = 3.0,
-        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         text = "must be http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
         try:
@@ -303,7 +307,7 @@ class PrometheusServer:
         self._url = url.rstrip("/")
         self._token_file = token_file
         self._timeout = timeout_seconds
-        self._clock = clock
+        self._monotonic = monotonic
         self._context: ssl.SSLContext | None = None
         if parts.scheme == "https":
             try:
@@ -314,10 +318,10 @@ class PrometheusServer:
 
     def of(self, namespace: str, job: str) -> Measurement:
         """Return the server as a source of one job's figures."""
-        return _JobAtPrometheus(self, namespace, job)
+        return _JobAtPrometheus(self, namespace, job, self._monotonic)
 
-    def figures(self, namespace: str, job: str) -> Figures:
-        """Return the newest figures of a job.
+    def figures(self, namespace: str, job: str) -> dict[Target, Figures]:
+        """Return the figures of a job's coordinators, at least one: there are two while one replaces another.
 
         Raises:
             MeasurementError: see `Measurement.read`.
@@ -332,7 +336,7 @@ class PrometheusServer:
             except OSError as error:
                 raise MeasurementError(f"{self._token_file}: cannot be read: {error.strerror}") from error
         text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, _MOST_BYTES_OF_SERVER, headers, self._context)
-        targets: dict[tuple[str, str], list[_Sample]] = {}
+        targets: dict[Target, list[_Sample]] = {}
         try:
             document = json.loads(text)
             if document["status"] != "success":
@@ -345,29 +349,47 @@ class PrometheusServer:
                 targets.setdefault((labels.get("instance", ""), labels.get("pod", "")), []).append(sample)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise MeasurementError(f"{self._url}: the response is not from a Prometheus API ({error!r})") from error
-        found = [_gather(samples) for samples in targets.values() if _complete(samples)]
+        found = {target: _gather(samples) for target, samples in targets.items() if _complete(samples)}
         if not found:
             fix = "let it scrape the coordinators' port http-metrics with a PodMonitor, or leave --prometheus-url out"
             raise MeasurementError(f"{self._url}: it has no series of job {namespace}/{job}; {fix}")
-        # For a while, the series of a replaced coordinator exist beside those of its successor.
-        newest = max(found, key=lambda figures: figures.measured)
-        age = self._clock() - newest.measured
-        if age > _OLDEST_SECONDS:
-            fix = "does it still scrape the coordinator, at least every 60 s?"
-            raise MeasurementError(f"{self._url}: the series of job {namespace}/{job} are {age:.0f} s old; {fix}")
-        return newest
+        return found
+
+    def stale(self, namespace: str, job: str, age: float) -> MeasurementError:
+        """Return the error for figures that have not changed for some seconds."""
+        fix = "does it still scrape the coordinator, at least every 60 s?"
+        return MeasurementError(f"{self._url}: the series of job {namespace}/{job} are {age:.0f} s old; {fix}")
 
 
-@dataclass(frozen=True)
 class _JobAtPrometheus:
-    server: PrometheusServer
-    namespace: str
-    job: str
-    pause_seconds: float = 5.0
+    """The figures of one job at a Prometheus server.
+
+    Their age is the time since they last changed here: a time that the coordinator's node wrote says nothing if its
+    clock differs from this one's.
+    """
+
+    pause_seconds = 5.0
+
+    def __init__(self, server: PrometheusServer, namespace: str, job: str, monotonic: Callable[[], float]) -> None:
+        self._server = server
+        self._namespace = namespace
+        self._job = job
+        self._monotonic = monotonic
+        self._changed: dict[Target, tuple[float, float]] = {}  # the coordinator's time, and when it was new here
 
     def read(self, address: str) -> Figures:
         """See `Measurement.read`; the coordinator's address is not needed."""
-        return self.server.figures(self.namespace, self.job)
+        found, now = self._server.figures(self._namespace, self._job), self._monotonic()
+        before, self._changed = self._changed, {}
+        for target, figures in found.items():
+            last = before.get(target)
+            self._changed[target] = last if last and last[0] == figures.measured else (figures.measured, now)
+        # For a while, the series of a replaced coordinator exist beside those of its successor.
+        newest = max(found, key=lambda target: (self._changed[target][1], found[target].measured))
+        age = now - self._changed[newest][1]
+        if age > _OLDEST_SECONDS:
+            raise self._server.stale(self._namespace, self._job, age)
+        return found[newest]
 
 
 def _complete(samples: Iterable[_Sample]) -> bool:
@@ -404,7 +426,7 @@ class Meter:
         clock: Unix seconds.
     """
 
-    def __init__(self, source: Measurement, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: Measurement, clock: Callable[[], float] = steady_time) -> None:
         self._source = source
         self._clock = clock
         self._address = ""

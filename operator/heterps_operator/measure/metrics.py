@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -33,6 +32,7 @@ from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.turn import Turn
+from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import JobPhase
 
 __all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricSeries", "MetricsServer", "OperatorMetrics"]
@@ -171,7 +171,7 @@ class OperatorMetrics:
         clock: Unix seconds.
     """
 
-    def __init__(self, version: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, version: str, clock: Callable[[], float] = steady_time) -> None:
         self._clock = clock
         # otherwise `name[]` would not find the process's own metrics
         self.registry = CollectorRegistry(auto_describe=True)

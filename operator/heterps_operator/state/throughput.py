@@ -34,7 +34,7 @@ def pause_seconds(cooldown_seconds: float) -> float:
 class Sample:
     """One measurement."""
 
-    time: float  # Unix seconds
+    time: float  # Unix seconds by the coordinator's clock
     rate: float  # samples/s of the job
     stages: tuple[float, ...]  # samples/s that each stage could have alone
 
@@ -81,8 +81,9 @@ class ThroughputSeries:
             sample: taken while all workers are at work.
             pause: see `pause_seconds`.
         """
-        if self.settled is None:
-            return replace(self, settled=sample.time)
+        last = self.samples[-1].time if self.samples else self.settled
+        if self.settled is None or last is None or sample.time < last:  # or the clock of a new coordinator is behind
+            return replace(self, settled=sample.time, samples=())
         ready = self.samples[-1].time + _spacing(pause) if self.samples else self.settled + _WARM_SECONDS
         if sample.time < ready:
             return self

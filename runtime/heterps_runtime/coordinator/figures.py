@@ -66,8 +66,8 @@ def _rows(core: CoordinatorCore) -> dict[str, int]:
     }
 
 
-def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
-    """The status document (docs/runtime.md)."""
+def describe_job(core: CoordinatorCore, config: RunConfig, time: float) -> dict[str, Any]:
+    """The status document (docs/runtime.md) of this time in Unix seconds, by the clock that dates events."""
     progress, membership, now = core.progress, core.membership, core.clock()
     allocation = core.steps.allocation
     expected = membership.roster.all_expected if membership.roster else ()
@@ -79,6 +79,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
         members.append({**entry, "silentSeconds": core.liveness.silent_seconds(name)})
     return {
         "phase": core.phase,
+        "time": time,
         "generation": membership.generation,
         "running": membership.running,
         "committedSteps": progress.committed,

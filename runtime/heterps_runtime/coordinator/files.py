@@ -5,7 +5,6 @@ Methods block unless they say otherwise; the coordinator calls them in threads.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
 from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, InitialRows, write_manifest
+from heterps_runtime.clock import steady_time
 from heterps_runtime.config import AUTO, RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import rules_of
@@ -103,7 +103,7 @@ class JobFiles:
             NoCheckpointLeftError: there are checkpoints, and all of them are damaged.
         """
         # In this order, so that everything is found that the run before has committed until it was fenced.
-        self._owner = take_over(self._storage, self._config.full_name, time.time())
+        self._owner = take_over(self._storage, self._config.full_name, steady_time())
         return self._resume()
 
     def pass_over(self, damaged: Damaged) -> Found:

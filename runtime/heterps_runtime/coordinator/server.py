@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from heterps_runtime import contract
 from heterps_runtime.checkpoint import Barrier, FencedError
+from heterps_runtime.clock import steady_time
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.connections import MemberConnections
 from heterps_runtime.coordinator.core import CoordinatorCore
@@ -87,11 +88,11 @@ class CoordinatorServer:
             config,
             self,
             time.monotonic,
-            Journal(time.time),
+            Journal(steady_time),
             merge_evaluation=self._merge_evaluation,
             heartbeat_seconds=heartbeat_seconds,
         )
-        self._metrics = JobMetrics(self.core, config, time.time)
+        self._metrics = JobMetrics(self.core, config, steady_time)
         self._security = LinkSecurity(token, config.encrypted)
         self._connections = MemberConnections(host, self._security, ports.messages, self)
 
@@ -361,7 +362,7 @@ class CoordinatorServer:
         return web.json_response({"port": self._connections.port})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(describe_job(self.core, self._config))
+        return web.json_response(describe_job(self.core, self._config, steady_time()))
 
     async def _profiles(self, request: web.Request) -> web.Response:
         return web.json_response(self.core.profiles)

@@ -13,6 +13,7 @@ from tests.chaos.cluster.director import Effect
 from tests.chaos.cluster.gate import Gate
 from tests.chaos.cluster.job import Job
 from tests.chaos.cluster.operators import Operators
+from tests.chaos.faults.kinds import STEPS
 from tests.chaos.faults.schedule import Fault
 from tests.cluster.cluster import Cluster
 from tests.cluster.faults import kill_processes
@@ -47,7 +48,7 @@ class Injection:
         if kind.startswith("api-") or kind == "watch-drop":
             return self._disturb_server(fault)
         if kind.startswith("operator-"):
-            return self._step_clock(fault) if kind == "operator-clock" else self._disturb_operator(kind)
+            return self._step_clock(fault) if kind in STEPS else self._disturb_operator(kind)
         if kind in ("floor", "resize"):
             return self._change_spec(fault)
         pod = self._job.pod(fault.target)
@@ -187,16 +188,20 @@ class Injection:
         return Effect(stopped.log.stem, resume)
 
     def _step_clock(self, fault: Fault) -> Effect:
-        clock = self._operators.clock()
-        if clock is None:
+        kills = fault.kind == "operator-clock-kill"
+        clocks = self._operators.clocks(all_of_them=kills)
+        if not clocks:
             return _NO_TARGET
-        clock.add(fault.amount)
+        for clock in clocks:
+            clock.add(fault.amount)
 
         def step_back() -> bool:
-            clock.add(-fault.amount)
+            for clock in clocks:
+                clock.add(-fault.amount)
             return True
 
-        return Effect("the operator's clock", step_back)
+        killed = self._operators.kill() if kills else ""
+        return Effect(f"{killed}, and all clocks" if kills else "the operator's clock", step_back)
 
     def _change_spec(self, fault: Fault) -> Effect:
         if fault.kind == "floor":

@@ -73,10 +73,12 @@ class Operators:
             operator.send(signal.SIGSTOP)
         return operator
 
-    def clock(self) -> Clock | None:
-        """Return the clock of the active one."""
+    def clocks(self, *, all_of_them: bool) -> list[Clock]:
+        """Return the clock of the active one, or all clocks; none if none is active."""
         operator = self.active()
-        return None if operator is None else self._clocks[operator.log.stem]
+        if operator is None:
+            return []
+        return list(self._clocks.values()) if all_of_them else [self._clocks[operator.log.stem]]
 
     def add_other(self) -> None:
         """Launch one with a Lease of its own."""

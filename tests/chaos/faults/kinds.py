@@ -85,12 +85,14 @@ _ON_CLUSTER = (
     Kind("operator-twice", OPERATOR, "another one is active, with a Lease of its own", _CLUSTER_SECONDS, lasting=True),
     Kind("operator-clock", OPERATOR, "the time of day of the active operator steps, and steps back later",
          _CLUSTER_SECONDS, lasting=True, amounts=(-86400, -3600, -30, 30, 3600, 86400), strength="{:+g} s"),
+    Kind("operator-clock-kill", OPERATOR, "that of all operators does, and the active one is killed meanwhile",
+         _CLUSTER_SECONDS, lasting=True, amounts=(-86400, -3600, -30, 30, 3600, 86400), strength="{:+g} s"),
     Kind("floor", JOB, "another throughput floor in the spec", _CLUSTER_SECONDS, amounts=(1, 10**6),
          strength="{:g} samples/s"),
     Kind("resize", JOB, "another number of workers in the spec", _CLUSTER_SECONDS, ends_generation=True,
          amounts=(1, 3), strength="{:g} workers"),
 )  # fmt: skip
-STEPS = ("clock", "operator-clock")  # kinds that step a clock, which takes a C compiler
+STEPS = ("clock", "operator-clock", "operator-clock-kill")  # kinds that step a clock, which takes a C compiler
 ON_MACHINE = tuple(kind.name for kind in _ON_MACHINE)
 ON_CLUSTER = tuple(kind.name for kind in _ON_CLUSTER)
 KINDS = {kind.name: kind for kind in (*_ON_MACHINE, *_ON_CLUSTER)}

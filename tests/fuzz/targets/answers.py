@@ -36,8 +36,7 @@ heterps_worker_batch_size{stage="0",pool="cpu",worker="0"} 16.0
 heterps_worker_step_seconds{stage="0",pool="cpu",worker="0",activity="compute"} 0.1
 """
 _CLIENT = CoordinatorClient("http://127.0.0.1:1", "token")
-_NOW = 1.7e9 + 10
-_SERVER = PrometheusServer("http://127.0.0.1:1", clock=lambda: _NOW)
+_AT_SERVER = PrometheusServer("http://127.0.0.1:1").of("ml", "job")
 
 
 def _ask(data: bytes) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _query(data: bytes) -> None:
     """Query a Prometheus server whose answer has this body."""
     response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
     with replaced(measurement, "send_request", lambda *_, **__: response):
-        _SERVER.figures("ml", "job")
+        _AT_SERVER.read("")
 
 
 def _read_address(data: bytes) -> None:
@@ -106,7 +105,7 @@ def _series() -> list[bytes]:
         name, _, labels = name.rstrip("}").partition("{")
         pairs = (label.split("=") for label in labels.split(",") if label)
         metric = {"__name__": name, "instance": "a", "pod": "p", **{key: text.strip('"') for key, text in pairs}}
-        found.append({"metric": metric, "value": [_NOW, value]})
+        found.append({"metric": metric, "value": [1.7e9, value]})
     return [json.dumps({"status": "success", "data": {"resultType": "vector", "result": found}}).encode()]
 
 

@@ -136,7 +136,7 @@ class Conversation(World):
         for member in core.membership.planned.present.values():
             assert len(member.figures) <= _MOST_FIGURES
             assert len(member.totals) <= _MOST_FIGURES
-        read_status(json.loads(json.dumps(describe_job(core, self.config))))
+        read_status(json.loads(json.dumps(describe_job(core, self.config, 0.0))))
         self.metrics.render()
 
 

@@ -229,6 +229,35 @@ def test_what_the_coordinator_warns_of_is_said_once() -> None:
     assert [(event.type, event.message) for event in told] == [("Warning", "step 40: the disk is full")]
 
 
+def test_a_coordinator_is_heard_whose_clock_is_behind_its_predecessors() -> None:
+    world = World().training()
+    late = {"time": 7_200.0, "type": "Warning", "reason": "CheckpointFailed", "message": "step 40: the disk is full"}
+    world.set_phase("Training", committedSteps=50, events=[late])
+    world.settle()
+    early = [
+        {"time": 5.0, "type": "Normal", "reason": "Resumed", "message": "from step 20"},
+        {"time": 6.0, "type": "Warning", "reason": "CheckpointFailed", "message": "step 60: the disk is full"},
+    ]
+    for events in (early[:1], early, early):
+        world.set_phase("Training", committedSteps=70, events=events)
+        world.settle()
+    told = [event.message for event in world.events if event.reason == "CheckpointFailed"]
+    assert told == ["step 40: the disk is full", "step 60: the disk is full"]
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [(3_600.0, 10.0), (-3_600.0, 10.0), (2.0, 8.0), (None, 10.0)])
+def test_a_warning_has_the_time_of_the_cluster(ahead: float | None, seconds: float) -> None:
+    world = World().training()
+    told = world.time - seconds + (ahead or 0.0)
+    warning = {"time": told, "type": "Warning", "reason": "CheckpointFailed", "message": "the disk is full"}
+    of_document = {} if ahead is None else {"time": world.time + ahead}  # None: of a coordinator before this field
+    world.set_phase("Training", committedSteps=50, events=[warning], **of_document)
+    at = world.time
+    world.turn()
+    [event] = [event for event in world.events if event.reason == "CheckpointFailed"]
+    assert event.time == pytest.approx(at - 10.0 if seconds == 10.0 else told)
+
+
 def test_success_lets_members_leave_then_ends_the_coordinator() -> None:
     world = World().training()
     world.set_phase("Succeeded", evaluation={"auc": 0.71})

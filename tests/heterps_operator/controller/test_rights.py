@@ -23,13 +23,14 @@ from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.controller.supervisor import Supervisor
-from heterps_operator.kubernetes.api import ApiError, _resource
+from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building.workloads import LABEL_PRIORITY
 from heterps_operator.kubernetes.names import object_path, workload_path
 from heterps_operator.kubernetes.queue import KueueQueue
 from heterps_operator.kubernetes.reading.complaints import Complaint
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.reading.readable import NODE
+from heterps_operator.kubernetes.requests import resource_of
 from heterps_operator.state.status import Event, Status
 from heterps_operator.state.values import ProcessSpec, ReclaimQuota, RequestQuota, ReturnQuota
 from heterps_runtime.contract import Role
@@ -76,7 +77,7 @@ def used(server: FakeServer) -> Rights:
     found: Rights = set()
     for verb, path in server.requests:
         parts = path.split("?")[0]
-        resource = _resource(parts if verb not in ("create", "list") else f"{parts}/x")
+        resource = resource_of(parts if verb not in ("create", "list") else f"{parts}/x")
         # Status is a part of an object that exists.
         verbs = ("patch",) if verb == "apply" and resource.endswith("/status") else VERBS.get(verb, (verb,))
         found |= {(each, resource) for each in verbs}

@@ -33,6 +33,7 @@ from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit,
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.reading.readable import CLAIM, DEVICE_CLASS, JOB, NODE, POD, POOL, SLICE, check
 from heterps_operator.measure.metrics import OperatorMetrics
+from heterps_runtime.clock import steady_time
 from tests.heterps_operator.helpers.devices import card_node, card_pool
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner, stranger
 from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, SECONDS, Server
@@ -424,6 +425,9 @@ def test_an_operator_that_cannot_begin_says_why(
 
         def fenced(self, may_write: Callable[[], bool]) -> Cut:
             return self
+
+        def server_time(self) -> float:
+            return steady_time()
 
         def get(self, path: str) -> None:
             assert path.endswith("/leases/heterps-operator")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         status, document, more = answer
         data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
-        self.send_response(status)
+        self.send_response_only(status)
+        more = {"Date": self.date_time_string(), **more}
         for key, value in more.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(data)))
@@ -131,6 +133,18 @@ def test_an_object_is_read_with_the_token_of_the_kubeconfig(api: KubernetesApi, 
     [(method, path, _, headers, body)] = script.requests
     assert (method, path, headers["authorization"], body) == ("GET", f"{PODS}/x", "Bearer t0ken", None)
     assert calls == [("get", "pods", 200)]
+
+
+def test_the_server_tells_its_time(api: KubernetesApi, script: Script) -> None:
+    script.then(200, {"major": "1"})
+    assert api.server_time() == pytest.approx(time.time(), abs=60)
+    assert script.requests[0][:2] == ("GET", "/version")
+
+
+def test_a_server_that_tells_no_time_is_an_error(api: KubernetesApi, script: Script) -> None:
+    script.then(200, {"major": "1"}, Date="noon")
+    with pytest.raises(ApiError, match="no time of the API server"):
+        api.server_time()
 
 
 def test_what_is_not_there_is_none(api: KubernetesApi, script: Script) -> None:

@@ -129,7 +129,7 @@ def test_the_coordinators_own_series_are_understood() -> None:
         (0, 1): WorkerFigures(16, 1.0),
         (1, 0): WorkerFigures(32, 1.0),
     }
-    view = CoordinatorView.from_json(describe_job(world.core, world.config))
+    view = CoordinatorView.from_json(describe_job(world.core, world.config, NOW))
     found = measured(view, figures)
     assert replace(found, measured=None) == view, "the status document says the same"
     assert found.measured == figures.measured
@@ -271,9 +271,9 @@ def vector(*texts: tuple[str, dict[str, Any]]) -> str:
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
 
 
-def ask(answer: Answer, clock: float = NOW, **options: Any) -> Figures:
+def ask(answer: Answer, **options: Any) -> Figures:
     with serving(answer) as address:
-        server = PrometheusServer(f"{address}/prometheus/", clock=lambda: clock, **options)
+        server = PrometheusServer(f"{address}/prometheus/", **options)
         return server.of("ml", "flights").read("http://absent:1")
 
 
@@ -303,6 +303,40 @@ def test_of_two_coordinators_the_newer_one_counts() -> None:
         assert ask(lambda *_: (200, vector(*order))).samples_per_second == 50_000.0  # noqa: B023
 
 
+@pytest.mark.parametrize("ahead", [0.0, 86_400.0, -86_400.0])
+def test_figures_age_from_when_they_were_new_here_whatever_clock_the_coordinator_has(ahead: float) -> None:
+    elapsed, ages = [0.0], [0.0]
+
+    def answer(path: str, headers: Any) -> tuple[int, str]:
+        return 200, vector((text(NOW + ahead + elapsed[0] - ages[0]), {"pod": "flights-coordinator-1-1"}))
+
+    with serving(answer) as address:
+        job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
+        for elapsed[0] in (0.0, 60.0, 120.0):
+            assert job.read("").samples_per_second == 50_000.0
+        for ages[0] in (30.0, 90.0, 91.0):  # it is not scraped any more
+            elapsed[0] = 120.0 + ages[0]
+            if ages[0] <= 90.0:
+                assert job.read("").measured == NOW + ahead + 120.0
+        with pytest.raises(MeasurementError, match="the series of job ml/flights are 91 s old; does it still scrape"):
+            job.read("")
+
+
+def test_a_coordinator_counts_that_comes_after_one_whose_clock_was_ahead() -> None:
+    elapsed = [0.0]
+
+    def answer(path: str, headers: Any) -> tuple[int, str]:
+        old = text(NOW + 3_600, samples=1.0), {"instance": "10.0.0.7:7400", "pod": "flights-coordinator-1-1"}
+        new = text(NOW + elapsed[0]), {"instance": "10.0.0.9:7400", "pod": "flights-coordinator-2-1"}
+        return 200, vector(old, new) if elapsed[0] else vector(old)
+
+    with serving(answer) as address:
+        job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
+        assert job.read("").samples_per_second == 1.0
+        elapsed[0] = 15.0
+        assert job.read("").samples_per_second == 50_000.0
+
+
 def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
     token, seen = tmp_path / "token", []
 
@@ -311,7 +345,7 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
         return 200, vector((text(), {}))
 
     with serving(answer) as address:
-        server = PrometheusServer(address, token_file=token, clock=lambda: NOW).of("ml", "flights")
+        server = PrometheusServer(address, token_file=token).of("ml", "flights")
         with pytest.raises(MeasurementError, match="token: cannot be read"):
             server.read("")
         for word in ("one", "two"):
@@ -324,7 +358,6 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ((200, vector()), "it has no series of job ml/flights; let it scrape the coordinators' port"),
-        ((200, vector((text(NOW - 600), {}))), "the series of job ml/flights are 600 s old"),
         ((200, '{"status":"error","error":"too many samples"}'), "refused the query: too many samples"),
         ((200, "[]"), "is not from a Prometheus API"),
         ((200, "<html>"), "is not from a Prometheus API"),

@@ -36,6 +36,14 @@ def test_first_steps_and_values_that_overlap_are_not_taken_in() -> None:
     assert series.unsettle() == ThroughputSeries(1)
 
 
+def test_a_coordinator_whose_clock_is_behind_its_predecessors_is_measured_from_its_first_figures() -> None:
+    series = series_of([1.0] * 5)
+    for number in range(5):
+        series = series.observe(Sample(500.0 + 10 * number, 2.0, (2.0,)), 60.0)
+    assert series.settled == 500.0
+    assert [sample.rate for sample in series.samples] == [2.0] * 3  # after the first 20 s
+
+
 def test_few_samples_are_kept_however_long_it_runs_and_however_rarely_it_is_looked_at() -> None:
     assert len(series_of([1.0] * 200).samples) == 18
     assert len(series_of([1.0] * 2000, pause=3_600.0).samples) == 18

@@ -154,7 +154,7 @@ def test_the_status_says_how_long_each_member_has_been_silent() -> None:
     world = World(ONE_CPU)
     world.join("worker-0-0", "ps-0")
     world.pass_time(7, "ps-0")
-    members = {m["name"]: m["silentSeconds"] for m in describe_job(world.core, world.config)["members"]}
+    members = {m["name"]: m["silentSeconds"] for m in describe_job(world.core, world.config, 0.0)["members"]}
     assert members == {"worker-0-0": 7.0, "worker-0-1": None, "ps-0": 0.0}
 
 

@@ -84,7 +84,7 @@ def test_losses_whose_sum_is_no_number_are_not_finite() -> None:
 def test_the_controller_can_read_the_status_whatever_a_member_says(say: Callable[[World], None]) -> None:
     world = World(ONE_CPU).begin()
     say(world)
-    read_status(json.loads(json.dumps(describe_job(world.core, world.config))))
+    read_status(json.loads(json.dumps(describe_job(world.core, world.config, 0.0))))
 
 
 def test_what_is_kept_of_unknown_processes_and_names_of_figures_does_not_grow() -> None:

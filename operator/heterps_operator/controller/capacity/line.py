@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from heterps_operator.control.queueing.waiting_line import Contest, LineState, WaitingJob, covers, form_line
 from heterps_operator.controller.capacity.ledger import Ledger
 from heterps_operator.documents import Json
-from heterps_operator.state.clock import steady_time
 from heterps_operator.state.values import Place
+from heterps_runtime.clock import steady_time
 
 __all__ = ["Line", "MakeProblem"]
 

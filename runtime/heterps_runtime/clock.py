@@ -1,4 +1,4 @@
-"""Unix seconds that pass evenly, whatever happens to the machine's clock, for statuses and bills."""
+"""Unix seconds that pass evenly, whatever happens to the machine's clock, for statuses, events and bills."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class SteadyClock:
     def __call__(self) -> float:
         """Return the time."""
         return self._booted + self._since_boot()
+
+    def set(self, now: float) -> None:
+        """Go on from a time of another clock."""
+        self._booted = now - self._since_boot()
 
 
 steady_time = SteadyClock()  # one for all parts of a process, so that their times can be compared

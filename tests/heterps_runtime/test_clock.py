@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable
 
 import pytest
 
-from heterps_operator.controller.capacity.line import Line
-from heterps_operator.controller.context import OperatorContext
-from heterps_operator.kubernetes.substrate import KubernetesSubstrate
-from heterps_operator.local.processes import ProcessSubstrate
-from heterps_operator.loop.control_loop import ControlLoop
-from heterps_operator.state.clock import SteadyClock, steady_time
+from heterps_runtime.clock import SteadyClock, steady_time
 
 DAY = 86_400.0
 
@@ -37,6 +30,9 @@ def test_the_clock_of_a_process_tells_the_time_of_day_and_does_not_step_with_it(
     assert steady_time() == pytest.approx(before, abs=60)
 
 
-@pytest.mark.parametrize("part", [ControlLoop, KubernetesSubstrate, ProcessSubstrate, Line, OperatorContext])
-def test_whatever_dates_processes_and_decisions_has_this_clock(part: Callable[..., object]) -> None:
-    assert inspect.signature(part).parameters["clock"].default is steady_time
+def test_a_clock_goes_on_from_another_time() -> None:
+    boot = [50.0]
+    clock = SteadyClock(lambda: 1_000.0, lambda: boot[0])
+    clock.set(5_000.0)
+    boot[0] += 3.0
+    assert clock() == 5_003.0
