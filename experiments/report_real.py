@@ -311,7 +311,11 @@ def frameworks_section(results: Results) -> str:
             "that no network separates them. CTRDNN2 has 2.8 million dense parameters and wide rows, which HeterPS's "
             "workers exchange with the server in every step. HeterPS also draws a row when its id first occurs, "
             "TensorFlow all rows before the training; the warm-up of 12 steps is a quarter of a pass, so rows are "
-            "still drawn while it is measured. How much of the difference either makes was not measured.\n",
+            "still drawn while it is measured. How much of the difference either makes was not measured. CTRDNN2 is "
+            "nearly all products of matrices, so it shows the libraries. The same command on another EPYC (2026-11-25) "
+            "gave it 0.58 times the throughput of TensorFlow's servers and 0.47 times that of its one process: "
+            "22,000 samples/s take 370 GFLOP/s, which two cores have with AVX-512 only, and PyTorch's MKL did half of "
+            "that there.\n",
         ]
     )  # fmt: skip
 
