@@ -33,8 +33,8 @@ _INTRODUCTION = """## How to read and repeat this
 `make experiments` makes everything here again: the HeterPS paper's tables 2 and 3 and its figures 4 to 12, BalanceNet's
 rule, then what the papers do not have. Each section names the command that makes it alone, its rows as CSV and the
 machine; each table its scope, seeds and clock. `python -m experiments --list` explains the experiments, `--quick` runs
-a small part of all (not into this folder), `--tables` prints the two tables of methods by models. A run that was
-stopped goes on where it was.
+a small part of all (not into this folder), `--tables` prints the two tables of methods by models. All of it takes
+about 45 minutes on two cores, and image-nodes more than an hour besides. A run that was stopped goes on where it was.
 
 What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md). "The paper" is Liu et al.,
 "HeterPS", FGCS 2023; it states percentages and tables, not the heights of its bars.
