@@ -98,8 +98,9 @@ def _setting() -> str:
         "begins with an even split and knows nothing of the workers; steps are measured once it has settled "
         f"(`minGainPercent: {MIN_GAIN_PERCENT}`). The "
         "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a "
-        "line of its own, and is measured last. Models and scenarios without a row have not been run. The machine did "
-        "other work meanwhile; the workers had priority, but steps vary by some percent.\n"
+        "line of its own, and is measured last. Models and scenarios without a row have not been run. The division "
+        "counts a worker's computing and its round trip; what else it does in a step, such as reading the new "
+        "parameters with its share of a core, is in the step time only.\n"
     )
 
 
