@@ -14,6 +14,7 @@ from heterps_operator.controller.lease import Lease
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_operator.state.values import RequestStop
+from heterps_runtime.clock import steady_time
 
 Json = Mapping[str, Any]
 LEASE_SECONDS = 20
@@ -31,6 +32,9 @@ class Client:
 
     def fenced(self, may_write: Callable[[], bool]) -> Client:
         return Client(may_write=may_write)
+
+    def server_time(self) -> float:
+        return steady_time()
 
     def get(self, path: str) -> None:
         self._lease(path)
