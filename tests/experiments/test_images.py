@@ -75,19 +75,35 @@ def test_a_line_of_the_clairvoyant_has_no_negative_part() -> None:
     assert flat.seconds_per_sample == 0
 
 
-def test_in_the_published_results_optimal_is_far_better_than_equal_and_close_to_the_clairvoyant() -> None:
+def published(model: str) -> dict[str, float]:
+    """Return the published step times of a model on unequal cores, by policy."""
     rows = read_csv(ROOT / "docs" / "results" / "image-nodes.csv")
-    models = {str(row["model"]) for row in rows if row["scenario"] == "unequal cores"}
-    assert models <= MODELS.keys()
-    for model in models:
-        times = {
-            str(row["policy"]): number(row, "step_seconds")
-            for row in rows
-            if (row["model"], row["scenario"], row["status"]) == (model, "unequal cores", "ok")
-        }
-        assert times["optimal"] <= 1.3 * times[CLAIRVOYANT]  # ResNet50's exchange waits for its slowest worker
-        assert times["equal"] >= 1.4 * times["optimal"]
-        assert times["bno"] > times["optimal"]
+    return {
+        str(row["policy"]): number(row, "step_seconds")
+        for row in rows
+        if (row["model"], row["scenario"], row["status"]) == (model, "unequal cores", "ok")
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_in_the_published_results_optimal_is_far_better_than_equal(model: str) -> None:
+    times = published(model)
+    assert times["equal"] >= 1.4 * times["optimal"]
+    assert times["bno"] > times["optimal"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "cnn",
+        "alexnet",
+        "vgg16",
+        pytest.param("resnet50", marks=pytest.mark.xfail(strict=True, reason="1.27 times: docs/experiments.md")),
+    ],
+)
+def test_in_the_published_results_optimal_is_close_to_the_clairvoyant(model: str) -> None:
+    times = published(model)
+    assert times["optimal"] <= 1.1 * times[CLAIRVOYANT]
 
 
 # --- confined nodes ---------------------------------------------------------------------------------------------------

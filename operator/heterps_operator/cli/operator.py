@@ -74,7 +74,7 @@ def operator(options: Namespace) -> int:
         if not lease.acquire(stop):
             return EXIT_OK
         metrics.set_leader(True)
-        follow_api_server(api)
+        follow_api_server(attempt)  # a request that hangs must not cost the Lease
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
         if pool_file is not None:
             _LOG.info("nodes are not read: maxUnits alone limits a pool, and no job leaves a node when it is cordoned")

@@ -184,7 +184,7 @@ class KubernetesApi:
         try:
             response.drain_conn()
             return parsedate_to_datetime(date).timestamp()
-        except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
+        except (ValueError, OverflowError, urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "MalformedAnswer", f"GET /version: no time of the API server: {error}") from error
 
     # --- reading ------------------------------------------------------------------------------------------------------

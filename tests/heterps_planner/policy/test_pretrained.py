@@ -80,11 +80,19 @@ def test_plans_for_models_and_clusters_it_has_never_seen_are_close_to_the_optimu
     assert choice.price / choice.throughput <= minimise(segments).rate * 1.02
 
 
-def test_the_first_answer_alone_is_a_plan() -> None:
-    for model, num_pools, most in (("ctrdnn", 4, 1.1), ("2emb", 16, 1.1), ("matchnet", 16, 1.1), ("nce", 4, 1.5)):
-        segments = build_segments(cluster(model, num_pools))
-        answer, _ = first_answer(shipped(), segments, features_of(segments))
-        assert Evaluator(segments).rates(answer[None])[0] <= minimise(segments).rate * most
+@pytest.mark.parametrize(
+    ("model", "num_pools"),
+    [
+        ("ctrdnn", 4),
+        ("2emb", 16),
+        ("matchnet", 16),
+        pytest.param("nce", 4, marks=pytest.mark.xfail(strict=True, reason="with its present profile 1.41 times")),
+    ],
+)
+def test_the_first_answer_alone_is_nearly_the_cheapest_plan(model: str, num_pools: int) -> None:
+    segments = build_segments(cluster(model, num_pools))
+    answer, _ = first_answer(shipped(), segments, features_of(segments))
+    assert Evaluator(segments).rates(answer[None])[0] <= minimise(segments).rate * 1.1
 
 
 def test_the_first_answer_is_the_most_probable_schedule_where_limits_leave_it() -> None:
