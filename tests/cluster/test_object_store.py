@@ -46,10 +46,11 @@ def store(own_cluster: Cluster, tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 def stored_job(make: Make, store: ObjectStore, name: str, **changes: Any) -> ClusterJob:
-    """Create a job without a shared folder, whose addresses are of the store."""
+    """Create a job without a shared folder, whose addresses are of the store, and whose pods keep their logs."""
     job = make(name, spec={**COMPARED, "model.entrypoint": f"{MODULE}:build_held", "data.train": f"s3://{BUCKET}/data",
                            "checkpoint.path": f"s3://{BUCKET}/runs/{name}",
-                           "credentials": [{"secretName": SECRET}], **changes})  # fmt: skip
+                           "credentials": [{"secretName": SECRET}], "runPolicy.cleanPodPolicy": "None",
+                           **changes})  # fmt: skip
     template = job.job["spec"]["podTemplates"]["all"]["spec"]
     [container] = template["containers"]
     template["volumes"] = [volume for volume in template["volumes"] if volume["name"] != "shared"]
