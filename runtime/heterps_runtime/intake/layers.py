@@ -12,6 +12,7 @@ from torch import nn
 
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import BUILD_WARNINGS, PROCESS_STATE
+from heterps_runtime.intake.errors import IntakeError
 from heterps_runtime.intake.graph import CutGraph
 from heterps_runtime.intake.stage import StageModule
 from heterps_runtime.intake.trace import Call, trace_forward
@@ -127,7 +128,11 @@ def trace_model(module: nn.Module, features: Collection[str] | None = None) -> L
     Raises:
         TracingError: `forward` cannot be traced; the message has the line, the reason and remedies.
         EmbeddingError: a table is used in a way that is not supported.
+        IntakeError: the name of a parameter or buffer has `::`.
     """
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        if "::" in name:
+            raise IntakeError(f"{name}: names with '::' are kept for the state of optimizers.", fix="rename it.")
     with PROCESS_STATE:
         return LayeredModel(CutGraph(module, trace_forward(module, features)))
 

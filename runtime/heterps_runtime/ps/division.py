@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from heterps_runtime.partition.pieces import Place
+from heterps_runtime.store.dense import LAST_STEP
 from heterps_runtime.wire.messages import ShardState
 
 __all__ = ["WholeState"]
@@ -39,7 +40,7 @@ class WholeState:
         known: dict[str, int] = {}  # elements of each parameter that are there
         for state in states:
             self.statistics |= state.statistics
-            step = state.optimizer.get("step")
+            step = state.optimizer.get(LAST_STEP)
             if step is None or step.size != 1:
                 raise ValueError(f"shard {state.shard}: the number of the last step is not there")
             self._step = max(self._step, int(step.reshape(())))
@@ -70,7 +71,7 @@ class WholeState:
         Raises:
             ValueError: a parameter has another shape.
         """
-        found: dict[str, Array] = {"step": np.array(self._step, np.int64)}
+        found: dict[str, Array] = {LAST_STEP: np.array(self._step, np.int64)}
         for name, whole in self._values.items():
             place = places.get(name.partition("::")[0])
             if place is None:

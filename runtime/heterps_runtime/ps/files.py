@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from heterps_runtime.checkpoint import Origin, StateFile, dense_arrays
 from heterps_runtime.partition.pieces import Place
-from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.dense import LAST_STEP, DenseStore
 from heterps_runtime.store.statistics import StatisticsStore
 
 __all__ = ["dense_files"]
@@ -24,7 +24,7 @@ def dense_files(
         places: of the pieces, by the names of parameters.
         statistics: buffers that training changes.
     """
-    arrays = {n: v for n, v in dense.snapshot().items() if n != "step"}
+    arrays = {n: v for n, v in dense.snapshot().items() if n != LAST_STEP}
     pieces = {}
     for name, value in arrays.items():
         parameter = name.partition("::")[0]

@@ -24,12 +24,12 @@ from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
 from heterps_runtime.processes.process import Wakeup, log
 from heterps_runtime.processes.work import WorkCounter
-from heterps_runtime.ps.gradients import Gradients
 from heterps_runtime.ps.holding import Division, Holding
 from heterps_runtime.ps.recovery import Recovery, answer
+from heterps_runtime.ps.requests import Waiting, check, read_push
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.saver import Part, Saver
-from heterps_runtime.store.half import decode, encode
+from heterps_runtime.store.half import encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.warm import warm_up_server
@@ -102,8 +102,8 @@ class ParameterServer(Member):
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
         self._lineage = 0  # of the state; 0: it has none
-        self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
-        self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
+        self._parked: Waiting[Pull | PullDense] = Waiting()  # pulls that need a commit
+        self._early: Waiting[ToServer] = Waiting()  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.security)
         socket, address = listen_socket(self._context, host, credentials.security, ports.messages)
@@ -283,7 +283,7 @@ class ParameterServer(Member):
         self._generation = _NONE
         self._end_recovery()
         self._saver.forget()
-        self._parked.clear()
+        self._parked = Waiting()
 
     def _become_ready(self) -> None:
         self._link.status = "ready"
@@ -357,8 +357,7 @@ class ParameterServer(Member):
             ProtocolError: one of them is damaged, lost, or no request.
             DamagedError: a checkpoint that rows are read from is damaged.
         """
-        early, self._early = self._early, []
-        for sender, waiting in early:
+        for sender, waiting in self._early.take(lambda _: True):
             self._request(sender, waiting)
         while (received := self._listener.receive()) is not None:
             sender, request = received
@@ -372,22 +371,27 @@ class ParameterServer(Member):
             return
         copies = isinstance(request, CopyShard | CopyRows)
         if request.generation > self._generation or (self._recovery is not None and not copies):
-            self._early.append((sender, request))  # the coordinator's announcement, or the state, has not arrived yet
+            self._early.add(sender, request)  # the coordinator's announcement, or the state, has not arrived yet
             return
         match request:
-            case Pull() | PullDense() if self._is_early(request):
-                self._parked.append((sender, request))
-                if isinstance(request, Pull):
-                    self._holding.own.read_ahead(request.keys)
-            case Pull():
-                self._send(sender, Rows(request.request, self._pull(request)))
-            case PullDense():
-                self._send(sender, Dense(request.request, self._holding.own.pull_dense(request.names)))
+            case Pull() | PullDense():
+                check(sender, request, self._holding.own)
+                if self._is_early(request):
+                    self._parked.add(sender, request)
+                    if isinstance(request, Pull):
+                        self._holding.own.read_ahead(request.keys)
+                else:
+                    self._answer(sender, request)
             case Push():
-                self._held(request, self._holding.in_use).push(request.step, request.worker, self._read_push(request))
+                shard = self._held(request, self._holding.in_use)
+                gradients = read_push(sender, request, shard, self._config)
+                shard.push(request.step, request.worker, gradients)
+                if request.shard == self._index:
+                    self._pushed.inc(sum(len(keys) for _, keys, _ in gradients.chunks))
                 self._send(sender, Ack(request.step, request.shard))
             case Define():
                 shard = self._held(request, self._holding.in_use)
+                check(sender, request, shard)
                 self._show_progress("loading rows", shard.bytes_to_load)
                 shard.define(request.tables, request.dense, request.statistics)
                 self._link.status = "ready"
@@ -413,6 +417,13 @@ class ParameterServer(Member):
         made = own.committed if isinstance(request, Pull) else own.dense_committed
         return request.version > made
 
+    def _answer(self, sender: bytes, request: Pull | PullDense) -> None:
+        match request:
+            case Pull():
+                self._send(sender, Rows(request.request, self._pull(request)))
+            case PullDense():
+                self._send(sender, Dense(request.request, self._holding.own.pull_dense(request.names)))
+
     def _pull(self, request: Pull) -> dict[int, Array]:
         rows = {}
         for dim, values in self._holding.own.pull(request.keys).items():
@@ -422,25 +433,13 @@ class ParameterServer(Member):
             rows[dim] = encoded.data
         return rows
 
-    def _read_push(self, push: Push) -> Gradients:
-        chunks = []
-        for chunk in push.chunks:
-            if push.shard == self._index:
-                self._pushed.inc(len(chunk.keys))
-            if len(chunk.keys):
-                gradients = decode(chunk.gradients, self._config.wire_precision, self._config.dtype_name)
-                chunks.append((chunk.dim, chunk.keys, gradients))
-        return Gradients(tuple(chunks), push.dense, push.statistics)
-
     def _send(self, sender: bytes, message: Message) -> None:
         self._listener.send(sender, message)
 
     def _release(self) -> None:
         """Answer pulls that waited for the latest commit."""
-        ready = [(sender, request) for sender, request in self._parked if not self._is_early(request)]
-        self._parked = [(sender, request) for sender, request in self._parked if self._is_early(request)]
-        for sender, request in ready:
-            self._request(sender, request)
+        for sender, request in self._parked.take(lambda waiting: not self._is_early(waiting)):
+            self._answer(sender, request)
 
     def _totals(self) -> dict[str, float]:
         return {

@@ -40,7 +40,7 @@ from heterps_runtime.ps.increments import History, Saved, builds_on
 from heterps_runtime.saver import Part
 from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
-from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.dense import LAST_STEP, DenseStore
 from heterps_runtime.store.index import MAX_ROWS
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keyed import ROWS, KeyedRows
@@ -204,7 +204,7 @@ class Shard:
             places = {name: piece.place for name, piece in dense.items()}
             found = read_pieces(storage, manifest, places, verified=self._verified)
             step = np.array(self._earlier_steps + self.committed, np.int64)
-            self.dense.load({**self.dense.snapshot(), **found, "step": step})
+            self.dense.load({**self.dense.snapshot(), **found, LAST_STEP: step})
         if statistics:
             for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
                 self.statistics.add(name, value)

@@ -3,7 +3,8 @@
 The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation. It treats each element by itself, so
 that an array may be a piece of a parameter, too (`partition.pieces`). A plan with dense parameters on servers
 therefore trains the same model as a plan with replicas on workers. State is named as in an optimizer's state_dict,
-`<parameter>::exp_avg` and so on; `step` is the number of the last step.
+`<parameter>::exp_avg` and so on; `LAST_STEP` is the number of the last step. No
+parameter has a name with `::` (intake refuses it).
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps_runtime.store.kernel import AnyFloats, kernel, view
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.rows import count_unusable, largest_usable
 
-__all__ = ["DenseStore", "state_names", "update_dense"]
+__all__ = ["LAST_STEP", "DenseStore", "state_names", "update_dense"]
+
+LAST_STEP = "::step"  # in snapshots
 
 
 class DenseStore:
@@ -66,6 +70,19 @@ class DenseStore:
         """
         return [self._value(name).copy() for name in names]
 
+    def check(self, push: Mapping[str, NDArray[Any]]) -> None:
+        """Check that gradients fit their parameters.
+
+        Raises:
+            ValueError: a name is unknown, or a gradient has another shape or dtype.
+        """
+        for name, grad in push.items():
+            value = self._value(name)
+            if grad.shape != value.shape:
+                raise ValueError(f"gradient of {name!r}: must have the shape {value.shape}, has {grad.shape}")
+            if grad.dtype != value.dtype:
+                raise ValueError(f"gradient of {name!r}: must be {value.dtype}, is {grad.dtype}")
+
     def apply(self, pushes: Sequence[Mapping[str, AnyFloats]], scale: float, step: int) -> int:
         """Apply one step: add the pushes of each parameter in order, multiply by `scale`, update once.
 
@@ -76,9 +93,11 @@ class DenseStore:
             has changed.
 
         Raises:
-            ValueError: a name is unknown, or a gradient has the wrong shape.
+            ValueError: as of `check`; nothing has changed.
         """
-        given = [{name: self._gradient(name, grad) for name, grad in push.items()} for push in pushes]
+        for push in pushes:
+            self.check(push)
+        given = [{name: view(grad, grad.dtype) for name, grad in push.items()} for push in pushes]
         unusable = sum(
             count_unusable(grad.reshape(-1), largest_usable(grad.dtype, len(given)))
             for push in given
@@ -101,8 +120,8 @@ class DenseStore:
         return 0
 
     def snapshot(self) -> dict[str, AnyFloats]:
-        """Copies of all parameters, their state as `<parameter>::<state>`, and `step` as an int64 scalar."""
-        result: dict[str, AnyFloats] = {"step": np.array(self.step, np.int64)}
+        """Copies of all parameters, their state as `<parameter>::<state>`, and `LAST_STEP` as an int64 scalar."""
+        result: dict[str, AnyFloats] = {LAST_STEP: np.array(self.step, np.int64)}
         for name, value in self._values.items():
             result[name] = value.copy()
             result |= {f"{name}::{state}": array.copy() for state, array in self._state[name].items()}
@@ -114,8 +133,10 @@ class DenseStore:
         Raises:
             ValueError: an entry is missing, unknown, or of the wrong shape or dtype; nothing has changed.
         """
-        values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
-        expected = {"step", *values} | {f"{name}::{state}" for name in values for state in state_names(self.optimizer)}
+        values = {name: array for name, array in snapshot.items() if "::" not in name}
+        expected = {LAST_STEP, *values} | {
+            f"{name}::{state}" for name in values for state in state_names(self.optimizer)
+        }
         if expected != set(snapshot):
             missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
             raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
@@ -129,19 +150,13 @@ class DenseStore:
                         f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, is {saved.dtype} {saved.shape}"
                     )
                 array[...] = saved
-        self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot["step"])
+        self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot[LAST_STEP])
         self.nbytes = loaded.nbytes
 
     def _value(self, name: str) -> AnyFloats:
         if name not in self._values:
             raise ValueError(f"parameter {name!r}: is unknown, there are {', '.join(self._values)}")
         return self._values[name]
-
-    def _gradient(self, name: str, grad: AnyFloats) -> AnyFloats:
-        value = self._value(name)
-        if grad.shape != value.shape:
-            raise ValueError(f"gradient of {name!r}: must have the shape {value.shape}, has {grad.shape}")
-        return view(grad, value.dtype)
 
 
 def update_dense(

@@ -25,7 +25,7 @@ from heterps_runtime.partition.access import NO_RULES, TableRules
 from heterps_runtime.partition.splitmix import GOLDEN
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, mix64, view
 
-__all__ = ["EmbeddingInit", "TableDraws", "TableSpec", "draw_rows", "initial_rows"]
+__all__ = ["EmbeddingInit", "TableDraws", "TableSpec", "draw_rows", "first_foreign", "initial_rows"]
 
 ID_BITS = 48  # a row's key is (table << ID_BITS) | id
 MAX_TABLES = 1 << 15
@@ -171,6 +171,16 @@ def _stream(seed: int, table_name: str) -> int:
     """64 bits from seed and name, by blake2b: Python's own hash differs between processes."""
     text = f"{seed}\0{table_name}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+@kernel
+def first_foreign(keys: Int64s, limits: Int64s) -> int:
+    """The position of the first of `keys` (n,) that belongs to no table, or -1; `limits` as in `TableDraws`."""
+    for i in range(keys.size):
+        table, row_id = keys[i] >> ID_BITS, keys[i] & _ID_MASK
+        if table < 0 or table >= limits.shape[0] or row_id >= limits[table, 0]:
+            return i
+    return -1
 
 
 @kernel

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from heterps_runtime.partition.access import Ages
 from heterps_runtime.store.candidates import Candidates
-from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
+from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows, first_foreign
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
 from heterps_runtime.store.keyed import ROWS, KeyedRows
 from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
@@ -31,7 +31,6 @@ from heterps_runtime.store.values import values_of
 __all__ = ["RowStore", "count_unusable", "largest_usable"]
 
 _NO_MASK = np.zeros(0, np.bool_)
-_ID_MASK = np.int64((1 << ID_BITS) - 1)
 
 
 class RowStore(KeyedRows):
@@ -86,6 +85,17 @@ class RowStore(KeyedRows):
     def nbytes(self) -> int:
         """As of `KeyedRows`, with the candidates."""
         return super().nbytes + (self.candidates.nbytes if self.candidates else 0)
+
+    def check(self, keys: NDArray[np.int64]) -> None:
+        """Check that all `keys` (n,) are of this store's tables.
+
+        Raises:
+            ValueError: a key belongs to no table of this store.
+        """
+        given: Int64s = view(keys, np.int64)
+        bad = first_foreign(given, self._draws.limits)
+        if bad >= 0:
+            self._refuse(int(given[bad]))
 
     def pull(self, keys: NDArray[np.int64]) -> AnyFloats:
         """Rows (n, dim) of `keys` (n,). An untrained row has its initial values, and is not stored.
@@ -179,11 +189,8 @@ class RowStore(KeyedRows):
         _, unknown = self.find(keys)
         has_row = np.ones(len(keys), np.bool_)
         new = keys[unknown]
+        self.check(new)
         tables = new >> ID_BITS
-        known = (tables >= 0) & (tables < len(self._min_steps))
-        known[known] = (new[known] & _ID_MASK) < self._draws.limits[tables[known], 0]
-        if not known.all():
-            self._refuse(int(new[~known][0]))
         needed = self._min_steps[tables]
         counted = needed > 1
         reached = candidates.count(new[counted], needed[counted], step)

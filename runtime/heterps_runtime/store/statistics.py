@@ -47,6 +47,17 @@ class StatisticsStore:
         """
         return [self._value(name) for name in names]
 
+    def check(self, push: Mapping[str, Array]) -> None:
+        """Check that changes fit their arrays.
+
+        Raises:
+            ValueError: a name is unknown, or a change has the wrong shape.
+        """
+        for name, change in push.items():
+            value = self._value(name)
+            if change.shape != value.shape:
+                raise ValueError(f"change of {name!r}: must have the shape {value.shape}, has {change.shape}")
+
     def apply(self, pushes: Sequence[Mapping[str, Array]], scale: float) -> None:
         """Apply one step: add the pushes in order, multiply by `scale`, add to the values.
 
@@ -55,14 +66,13 @@ class StatisticsStore:
             scale: 1 / (samples of the step).
 
         Raises:
-            ValueError: a name is unknown, or a change has the wrong shape.
+            ValueError: as of `check`; nothing has changed.
         """
+        for push in pushes:
+            self.check(push)
         for name in dict.fromkeys(name for push in pushes for name in push):
             value = self._value(name)
             changes = [push[name] for push in pushes if name in push]
-            for change in changes:
-                if change.shape != value.shape:
-                    raise ValueError(f"change of {name!r}: must have the shape {value.shape}, has {change.shape}")
             mean = np.sum(changes, axis=0, dtype=np.float64) * scale
             if not np.issubdtype(value.dtype, np.floating):
                 mean = np.rint(mean)

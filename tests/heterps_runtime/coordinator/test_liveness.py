@@ -209,6 +209,6 @@ def test_an_evaluation_that_nobody_finishes_fails_the_job() -> None:
 
 def test_processes_that_the_plan_does_not_know_are_sent_away() -> None:
     world = World(ONE_CPU)
-    world.core.handle("worker-5-0", "x", Join(Role.WORKER, 0, "cpu", "at worker-5-0", 0, 0, -1, stage=5))
+    world.core.handle("worker-5-0", "x", Join(Role.WORKER, 0, "cpu", "tcp://worker-5-0:1", 0, 0, -1, stage=5))
     assert world.sent[-1][0] == "worker-5-0"
     assert "no member worker-5-0" in world.last(Shutdown).reason

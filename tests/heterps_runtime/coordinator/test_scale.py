@@ -96,9 +96,9 @@ def test_an_announcement_says_only_what_its_receivers_need() -> None:
     world = World([("cpu", 0, 3), ("cpu", 1, 2)], 2).begin()
     of = {name: message for name, message in world.sent if isinstance(message, Generation)}
     assert [of[name].workers for name in ("worker-0-1", "worker-1-0", "ps-1")] == [(0, 1, 2), (0, 1), ()]
-    assert of["worker-0-1"].next_stage == ("at worker-1-0", "at worker-1-1")
+    assert of["worker-0-1"].next_stage == ("tcp://worker-1-0:1", "tcp://worker-1-1:1")
     assert (of["worker-1-0"].next_stage, of["ps-1"].next_stage) == ((), ())
-    assert {message.servers for message in of.values()} == {("at ps-0", "at ps-1")}
+    assert {message.servers for message in of.values()} == {("tcp://ps-0:1", "tcp://ps-1:1")}
     world.core.member_lost("worker-0-1", "exit code -9")
     assert world.last(Generation).generation == 2
     [told] = [m for n, m in world.sent if n == "worker-0-2" and isinstance(m, Generation) and m.generation == 2]

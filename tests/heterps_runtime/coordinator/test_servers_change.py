@@ -30,8 +30,8 @@ def test_new_servers_copy_from_those_that_hold_the_state(stages: list[Stage]) ->
     assert world.told(Generation) == [], "the members train on until all servers are there"
     world.join("ps-3")
     announced = _to_servers(world)
-    assert announced.servers == ("at ps-0", "at ps-1", "at ps-2", "at ps-3")
-    assert (announced.held_by, announced.missing) == (("at ps-0", "at ps-1"), (2, 3))
+    assert announced.servers == ("tcp://ps-0:1", "tcp://ps-1:1", "tcp://ps-2:1", "tcp://ps-3:1")
+    assert (announced.held_by, announced.missing) == (("tcp://ps-0:1", "tcp://ps-1:1"), (2, 3))
     assert (announced.restore, announced.committed) == (None, 4)
     world.ready()
     world.step()
@@ -47,7 +47,10 @@ def test_servers_that_the_plan_lacks_end_when_all_are_ready() -> None:
     world.sent.clear()
     _submit(world, 1)
     announced = _to_servers(world)
-    assert (announced.servers, announced.held_by) == (("at ps-0",), ("at ps-0", "at ps-1", "at ps-2"))
+    assert (announced.servers, announced.held_by) == (
+        ("tcp://ps-0:1",),
+        ("tcp://ps-0:1", "tcp://ps-1:1", "tcp://ps-2:1"),
+    )
     assert {"ps-1", "ps-2"} < set(world.told(Generation))
     world.ready("worker-0-0", "worker-0-1", "ps-1", "ps-2")
     assert world.told(Shutdown) == []
@@ -68,7 +71,7 @@ def test_a_change_that_is_interrupted_begins_again() -> None:
     world.core.member_lost("worker-0-1", "it died")
     world.join("worker-0-1")
     announced = _to_servers(world)
-    assert (announced.held_by, announced.missing) == (("at ps-0", "at ps-1"), (2,))
+    assert (announced.held_by, announced.missing) == (("tcp://ps-0:1", "tcp://ps-1:1"), (2,))
     assert announced.restore is None
 
 
@@ -80,7 +83,7 @@ def test_a_change_is_given_up_for_a_plan_with_the_servers_of_before() -> None:
     _submit(world, 2)
     assert world.told(Shutdown) == ["ps-2"]
     announced = _to_servers(world)
-    assert (announced.servers, announced.held_by) == (("at ps-0", "at ps-1"), ())
+    assert (announced.servers, announced.held_by) == (("tcp://ps-0:1", "tcp://ps-1:1"), ())
     assert announced.restore is None
 
 
@@ -114,7 +117,7 @@ def test_a_loss_during_a_change_takes_the_job_back(victim: str) -> None:
     assert world.core.progress.committed == 1
 
 
-@pytest.mark.parametrize(("victim", "held_by"), [("ps-1", "at ps-1"), ("ps-2", "")])
+@pytest.mark.parametrize(("victim", "held_by"), [("ps-1", "tcp://ps-1:1"), ("ps-2", "")])
 def test_with_copies_a_loss_during_a_change_costs_nothing(victim: str, held_by: str) -> None:
     world = World(ONE_CPU, 3, replication=2).begin()
     world.step(3)

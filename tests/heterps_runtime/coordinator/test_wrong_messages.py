@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,30 @@ def test_a_process_joins_by_its_own_name_only(words: Join) -> None:
     with pytest.raises(ProtocolError, match="joined as"):
         world.say("worker-0-0", words)
     assert world.core.membership.member("worker-0-0") is None
+
+
+@pytest.mark.parametrize(
+    ("address", "store_address"),
+    [
+        ("", ""), ("127.0.0.1:1", ""), ("ipc:///tmp/socket", ""), ("tcp://127.0.0.1", ""), ("tcp://127.0.0.1:0", ""),
+        ("tcp://127.0.0.1:65536", ""), ("tcp://::1:80", ""), ("tcp://127.0.0.1;10.0.0.1:1", ""), ("tcp://a b:1", ""),
+        ("tcp://127.0.0.1:1", "127.0.0.1"), ("tcp://127.0.0.1:1", "tcp://127.0.0.1:1"),
+    ],
+)  # fmt: skip
+def test_a_process_whose_address_is_none_does_not_join(address: str, store_address: str) -> None:
+    """The other members would fail when they connect to it."""
+    world = World(ONE_CPU)
+    words = replace(_join(Role.WORKER, 0), address=address, store_address=store_address)
+    with pytest.raises(ProtocolError, match="joined with the addresses"):
+        world.say("worker-0-0", words)
+    assert world.core.membership.member("worker-0-0") is None
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]", "[fe80::1%eth0]", "job-ps-0.team_a.svc"])
+def test_a_process_may_have_any_kind_of_address(host: str) -> None:
+    world = World(ONE_CPU)
+    world.say("worker-0-0", replace(_join(Role.WORKER, 0), address=f"tcp://{host}:1", store_address=f"{host}:2"))
+    assert world.core.membership.member("worker-0-0") is not None
 
 
 def test_only_workers_report_steps_and_only_those_that_they_can_have_begun() -> None:

@@ -153,7 +153,7 @@ class World:
                 role=Role.WORKER if worker else Role.PS,
                 index=int(parts[-1]),
                 pool=self.stages[stage][0] if worker else "cpu",
-                address=f"at {name}",
+                address=f"tcp://{name}:1",
                 metrics_port=0,
                 lineage=lineage,
                 version=version,

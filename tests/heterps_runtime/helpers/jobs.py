@@ -142,6 +142,12 @@ MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], s
         ["x0", "x1", "x2"],
         "torch.nn.functional:binary_cross_entropy_with_logits",
     ),
+    "awkwardly_named": (
+        logistic_columns,
+        ["a", "b", "c"],
+        ["x0", "x1", "x2"],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
     "picture": (picture_columns, [], [], "torch.nn.functional:cross_entropy"),
     "normed_picture": (picture_columns, [], [], "torch.nn.functional:cross_entropy"),
     "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.heterps_operator.helpers.small_model:count"),

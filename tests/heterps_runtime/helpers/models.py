@@ -142,6 +142,18 @@ class Logistic(nn.Module):
         return (self.a(a) + self.b(b) + self.c(c) + self.linear(dense)).squeeze(1)
 
 
+class AwkwardlyNamed(Logistic):
+    """Its parameters have names that state of optimizers has elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.ones(1))
+        self.exp_avg = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, dense: Tensor) -> Any:
+        return super().forward(a, b, c, dense * self.exp_avg) * self.step
+
+
 class Picture(nn.Module):
     """Convolutions with a residual sum, pooling to one pixel, and no table; with batch normalisation if asked for."""
 
@@ -334,6 +346,10 @@ def build_picture() -> nn.Module:
 
 def build_normed_picture() -> nn.Module:
     return Picture(normed=True)
+
+
+def build_awkwardly_named() -> nn.Module:
+    return AwkwardlyNamed()
 
 
 def build_logistic() -> nn.Module:

@@ -239,6 +239,13 @@ def test_hooks_on_the_model_itself_are_refused() -> None:
         trace_model(model)
 
 
+def test_names_that_the_state_of_optimizers_has_are_refused() -> None:
+    model = nn.Linear(2, 1)
+    model.register_parameter("weight::sum", nn.Parameter(torch.ones(1)))
+    with pytest.raises(IntakeError, match=r"weight::sum: names with '::' are kept .* To do: rename it"):
+        trace_model(model)
+
+
 def test_ids_that_are_no_integers_are_refused_when_they_arrive() -> None:
     stage = trace_model(nn.Sequential(nn.Embedding(4, 2))).stage(0, 0)
     with pytest.raises(EmbeddingError, match=r"the ids of 0\.weight are torch\.float32, not int64"):

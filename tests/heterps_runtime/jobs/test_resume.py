@@ -95,6 +95,15 @@ def test_another_plan_goes_on_where_the_first_was_stopped(
     assert_same_model(trained_model(status), uninterrupted)
 
 
+def test_parameters_may_have_the_names_of_optimizers_state(folder: Path) -> None:
+    """They are restored from a checkpoint, by another number of servers."""
+    document = configuration(folder / "names", "awkwardly_named", steps=40)
+    assert _run(document, [("cpu", 3, 1)], 1, stop_after=13)["phase"] == JobPhase.STOPPED
+    trained = trained_model(_run(document, [("cpu", 3, 1)], 2))
+    assert {"step", "exp_avg"} < trained.keys()
+    assert_same_model(trained, train(RunConfig.from_json(document), torch.float64))
+
+
 def _cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 

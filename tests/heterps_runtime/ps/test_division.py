@@ -15,6 +15,7 @@ from heterps_runtime.ps.holding import Division, Holding
 from heterps_runtime.ps.recovery import answer
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import overlapping_servers
+from heterps_runtime.store.dense import LAST_STEP
 from heterps_runtime.wire.messages import CopyRows, DensePiece, ShardRows, ShardState
 from tests.heterps_runtime.helpers.servers import TABLES, Rows, Server, rows_of
 
@@ -99,7 +100,7 @@ def test_a_change_that_is_given_up_leaves_no_trace(tmp_path: Path) -> None:
 
 def _state(start: int, values: list[float], sums: list[float], size: int = 5, step: Any = 7) -> ShardState:
     dense = {"weight": DensePiece(start, (size,), np.array(values))}
-    optimizer = {"step": np.array(step), "weight::sum": np.array(sums)}
+    optimizer = {LAST_STEP: np.array(step), "weight::sum": np.array(sums)}
     return ShardState(0, tuple(TABLES), dense, optimizer, {}, "", {})
 
 
@@ -107,7 +108,7 @@ def test_pieces_of_parameters_and_their_state_are_cut_anew() -> None:
     whole = WholeState([_state(0, [1.0, 2.0], [10.0, 20.0]), _state(2, [3.0, 4.0, 5.0], [30.0, 40.0, 50.0])])
     place = DensePiece(1, (5,), np.zeros(3)).place
     found = {name: values.tolist() for name, values in whole.pieces({"weight": place, "new": place}).items()}
-    assert found == {"step": 7, "weight": [2.0, 3.0, 4.0], "weight::sum": [20.0, 30.0, 40.0]}
+    assert found == {LAST_STEP: 7, "weight": [2.0, 3.0, 4.0], "weight::sum": [20.0, 30.0, 40.0]}
 
 
 @pytest.mark.parametrize(

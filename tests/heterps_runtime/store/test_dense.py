@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.dense import LAST_STEP, DenseStore
 from heterps_runtime.store.optimizers import DenseOptimizer
 
 SHAPES = {"tower.weight": (7, 3), "tower.bias": (7,), "temperature": ()}
@@ -64,7 +64,7 @@ def test_dense_training_equals_torch(case: str, dtype: Any, tolerance: float) ->
     for parameter, value in zip(parameters, store.pull(SHAPES), strict=True):
         np.testing.assert_allclose(value, parameter.detach().numpy(), rtol=tolerance, atol=tolerance)
     snapshot = store.snapshot()
-    assert snapshot["step"] == 20
+    assert snapshot[LAST_STEP] == 20
     for parameter, name in zip(parameters, SHAPES, strict=True):
         state = {k: v for k, v in optimizer.state[parameter].items() if k != "step" and v is not None}
         assert {f"{name}::{k}" for k in state} == {k for k in snapshot if k.startswith(f"{name}::")}
@@ -86,7 +86,7 @@ def test_a_loaded_snapshot_trains_on_as_before(case: str) -> None:
         np.testing.assert_array_equal(a, b)
     second.load(snapshot)  # the snapshot did not follow the training
     np.testing.assert_array_equal(second.pull(["temperature"])[0], snapshot["temperature"])
-    assert second.nbytes == first.nbytes == sum(a.nbytes for k, a in snapshot.items() if k != "step")
+    assert second.nbytes == first.nbytes == sum(a.nbytes for k, a in snapshot.items() if k != LAST_STEP)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1.7e308])
@@ -110,7 +110,10 @@ def test_a_parameter_without_gradient_stays_as_it_is() -> None:
     store.apply([{"temperature": np.array(1.0)}, {"tower.bias": np.ones(7)}], 1.0, 2)
     after = store.snapshot()
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert changed == {"step", *(f"{n}{s}" for n in ("temperature", "tower.bias") for s in ("", "::momentum_buffer"))}
+    assert changed == {
+        LAST_STEP,
+        *(f"{n}{s}" for n in ("temperature", "tower.bias") for s in ("", "::momentum_buffer")),
+    }
 
 
 def test_what_is_pulled_and_pushed_and_added_stays_the_callers_own() -> None:
@@ -137,7 +140,7 @@ def test_misuse_is_refused_by_name() -> None:
             lambda: store.apply([{"tower.bias": np.zeros(6)}], 1.0, 1),
             r"gradient of 'tower.bias': must have the shape \(7,\)",
         ),
-        (lambda: store.load({"step": np.array(0), "w": np.zeros(2)}), r"missing \['w::exp_avg', 'w::exp_avg_sq'\]"),
+        (lambda: store.load({LAST_STEP: np.array(0), "w": np.zeros(2)}), r"missing \['w::exp_avg', 'w::exp_avg_sq'\]"),
         (lambda: store.load(store.snapshot() | {"x::sum": np.zeros(2)}), r"unknown \['x::sum'\]"),
         (lambda: store.load(store.snapshot() | {"tower.bias::exp_avg": np.zeros(6)}), "tower.bias::exp_avg must be"),
     ):

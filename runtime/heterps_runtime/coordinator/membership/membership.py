@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from heterps_runtime.coordinator.progress import Progress
 from heterps_runtime.coordinator.words import as_text
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
+from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.messages import (
     FromCoordinator,
     Generation,
@@ -27,6 +29,8 @@ from heterps_runtime.wire.messages import (
 )
 
 __all__ = ["Membership"]
+
+_HOST = re.compile(r"[\w.:%-]+", re.ASCII)  # ZeroMQ takes `;` for the end of a source address
 
 
 class Membership:
@@ -104,7 +108,8 @@ class Membership:
         """Whether a process may join; one that is not in the plan is told to end.
 
         Raises:
-            ProtocolError: what it says of itself contradicts its name, or it is on an unknown pool.
+            ProtocolError: what it says of itself contradicts its name, it is on an unknown pool, or others cannot
+                connect to what it calls its address.
         """
         if not self.expects(sender):
             self.send_away(sender, incarnation)
@@ -113,6 +118,7 @@ class Membership:
         name = worker_name(stage, index) if words.role == Role.WORKER else ps_name(index) if stage == -1 else ""
         if name != sender or words.pool not in self._pools:
             raise ProtocolError(f"joined as {words.role} {words.index} of stage {words.stage} on pool {words.pool!r}")
+        _check_addresses(words)
         return True
 
     def send_away(self, sender: str, incarnation: str) -> None:
@@ -300,6 +306,18 @@ class Membership:
 
     def _tell_all(self, members: Iterable[Member], message: FromCoordinator) -> None:
         self._effects.send([member.process for member in members], message)
+
+
+def _check_addresses(words: Join) -> None:
+    """Check that sockets accept the addresses that a process gives for others to connect to."""
+    scheme, _, place = words.address.rpartition("://")
+    places = [place, words.store_address] if words.store_address else [place]
+    try:
+        usable = scheme == "tcp" and all(port and _HOST.fullmatch(host) for host, port in map(split_host_port, places))
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ProtocolError(f"joined with the addresses {words.address!r} and {words.store_address!r}")
 
 
 def _change(before: PlanDocument, plan: PlanDocument, num_ending: int) -> tuple[str, str]:
