@@ -31,6 +31,7 @@ MOST_WAITING_OF_ALL = 65_536
 # Steps of pushes beyond the staleness. A commit reaches servers at different times, and those that have it let workers
 # go on.
 MOST_STEPS_AHEAD = 256
+MOST_ELEMENTS = 1 << 20  # of a row
 
 
 def check(sender: bytes, request: Define | Pull | PullDense, shard: Shard) -> None:
@@ -101,10 +102,13 @@ def _check_definition(define: Define, shard: Shard) -> None:
     for index, count in Counter(table.index for table in define.tables).items():
         if count > 1 or not 0 <= index < MAX_TABLES:
             raise ValueError(f"tables: numbers must be distinct and in 0 .. {MAX_TABLES - 1}, {index} is not")
+    names = {table.name: table.index for table in shard.tables.values()}
     for table in define.tables:
         TableSpec(table.name, table.num_embeddings, padding_idx=table.padding_idx)
-        if table.dim < 1:
-            raise ValueError(f"table {table.name!r}: dim must be >= 1, is {table.dim}")
+        if not 1 <= table.dim <= MOST_ELEMENTS:
+            raise ValueError(f"table {table.name!r}: dim must be in 1 .. {MOST_ELEMENTS}, is {table.dim}")
+        if names.setdefault(table.name, table.index) != table.index:
+            raise ValueError(f"tables {names[table.name]} and {table.index}: both have the name {table.name!r}")
         known = shard.tables.get(table.index, table)
         if known != table:
             raise ValueError(f"table {table.index}: is {known}, not {table}")

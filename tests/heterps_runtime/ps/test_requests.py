@@ -89,8 +89,10 @@ WRONG: dict[str, tuple[Callable[[], Define | Pull | PullDense | Push], str]] = {
     "definition of one number twice": (
         lambda: replace(DEFINE, tables=(TABLES[0], TABLES[0])), "numbers must be distinct",
     ),
-    "definition without rows": (lambda: _table(index=2, num_embeddings=0), "num_embeddings must be in 1"),
-    "definition without elements": (lambda: _table(index=2, dim=0), "dim must be >= 1, is 0"),
+    "definition without rows": (lambda: _table(index=2, name="new", num_embeddings=0), "num_embeddings must be in 1"),
+    "definition without elements": (lambda: _table(index=2, name="new", dim=0), "dim must be in 1 .. 1048576, is 0"),
+    "definition of a giant": (lambda: _table(index=2, name="giant", dim=10**30), "dim must be in 1 .. 1048576"),
+    "definition of a known name": (lambda: _table(index=2), "tables 0 and 2: both have the name 'small'"),
     "definition of another table": (lambda: _table(dim=4), r"table 0: is Table\(.*dim=3.*, not Table\(.*dim=4"),
     "definition of another shape": (lambda: _piece("weight", np.ones(3)), r"must have the shape \(4,\)"),
     "definition of whole numbers": (lambda: _piece("w", np.ones(4, int)), "parameter 'w': is int64"),
