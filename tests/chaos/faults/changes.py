@@ -23,9 +23,9 @@ from tests.chaos.faults.schedule import (
 
 __all__ = ["STAGES", "draw_changing", "in_place"]
 
-# Layers follow from the number of stages (`tests/chaos/job.py`), and neighbours are on different pools, or they would be
-# one stage. Stages without a card follow each other while the job trains; a card's worker holds dense parameters, so the
-# job stops and starts again.
+# Layers follow from the number of stages (`tests/chaos/job.py`). Neighbours on one pool would be one stage. Stages
+# without a card follow each other while the job trains; a card's worker holds dense parameters, so the job stops and
+# starts again.
 STAGES = (
     (("cpu", 2),),
     (("cpu", 1), ("spare", 1)),
