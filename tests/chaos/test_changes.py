@@ -183,12 +183,19 @@ def test_what_follows_a_change_waits_until_it_is_in_force(monkeypatch: pytest.Mo
     assert signals == [(7, signal.SIGKILL)]
 
 
-def test_a_fault_may_happen_before_a_change_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_may_happen_before_a_change_is_in_force_and_the_next_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     change, kill = Fault("replan", JOB, "push", 5, plan=TWO), Fault("kill", "ps-0", "copy-rows", -1, soon=True)
-    director, _, signals = _director(monkeypatch, change, kill)
+    director, _, signals = _director(monkeypatch, change, kill, Fault("kill", "ps-0", "push", 6))
     director.sighted(_sight("push", 5))
     director.sighted(_sight("copy-rows", 5))
     assert signals == [(7, signal.SIGKILL)]
+    for committed in (5, 7):  # it has recovered, with the plan of before
+        director.observed(_status(ONE, committed))
+    director.sighted(_sight("push", 8))
+    assert len(signals) == 1
+    director.observed(_status(TWO, 9))
+    director.sighted(_sight("push", 9))
+    assert len(signals) == 2
 
 
 def test_a_change_of_the_manifest_starts_the_controller_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +245,7 @@ def test_the_control_loop_changes_to_a_wished_plan_while_the_job_trains(world: W
     assert [action.spec.name for action in actions if isinstance(action, StartProcess)] == ["ps-1"]
     assert [action.plan.servers.replicas for action in actions if isinstance(action, SubmitPlan)] == [2]
     assert world.status.incarnation == 1, "without a restart"
+    assert not any(isinstance(action, ComputePlan) for action in actions), "the job has what was wished"
     replanning.write_wish(tmp_path, (), 0)
     assert world.settle() == []
 
