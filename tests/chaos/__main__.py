@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.chaos.campaign import Outcome, carry_out
 from tests.chaos.cluster.schedule import draw as draw_on_cluster
+from tests.chaos.faults.changes import draw_changing
 from tests.chaos.faults.clock import can_step
 from tests.chaos.faults.kinds import KINDS, ON_CLUSTER, ON_MACHINE, STEPS
 from tests.chaos.faults.schedule import CONSISTENCIES, Run, draw
@@ -38,6 +39,10 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--faults", type=int, default=5, help="per job (default: %(default)s)")
     options.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND", help="default: all that exist there")
     options.add_argument("--consistency", nargs="+", choices=CONSISTENCIES, default=list(CONSISTENCIES))
+    options.add_argument("--replication", action="store_true", help="jobs with two copies of each row, only")
+    options.add_argument(
+        "--changes", type=int, default=0, help="of the plan per job, besides its faults (default: %(default)s)"
+    )
     options.add_argument("--longest", type=float, default=60.0, help="limit of a fault, seconds (default: %(default)s)")
     options.add_argument("--json", type=Path, default=FOLDER / "report.json", help="report (default: %(default)s)")
     options.add_argument("--plot", type=Path, help="picture of the recovery times")
@@ -55,6 +60,10 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     for kind in options.kinds:
         if kind in STEPS and not can_step():
             reader.error(f"--kinds {kind}: needs a C compiler (apt-get install gcc)")
+    if not 0 <= options.changes <= options.faults:
+        reader.error(f"--changes {options.changes}: must be at most --faults, {options.faults}, as each precedes one")
+    if options.on == "cluster" and (options.changes or options.replication):
+        reader.error("--changes, --replication: not on a cluster")
     if wrong := sorted(set(options.kinds) - set(possible)):
         reader.error(f"--kinds {' '.join(wrong)}: not on a {options.on}; there are: {', '.join(possible)}")
     return options
@@ -66,8 +75,13 @@ def kinds_on(place: str) -> Sequence[str]:
 
 
 def schedule(options: argparse.Namespace, seed: int) -> Run:
-    drawing = draw_on_cluster if options.on == "cluster" else draw
-    run = drawing(seed, options.faults, options.kinds, options.consistency, options.longest)
+    drawn_from = (options.kinds, options.consistency, options.longest)
+    if options.on == "cluster":
+        run = draw_on_cluster(seed, options.faults, *drawn_from)
+    elif options.changes:
+        run = draw_changing(seed, options.faults, options.changes, *drawn_from, replicated=options.replication)
+    else:
+        run = draw(seed, options.faults, *drawn_from, replicated=options.replication)
     say(f"seed {seed}: {run.consistency}, model {run.model}, {run.topology}, {run.steps} steps")
     return run
 
@@ -79,6 +93,10 @@ def replay_command(options: argparse.Namespace, seed: int) -> str:
         words.append(f"--kinds {' '.join(options.kinds)}")
     if options.consistency != list(CONSISTENCIES):
         words.append(f"--consistency {' '.join(options.consistency)}")
+    if options.replication:
+        words.append("--replication")
+    if options.changes:
+        words.append(f"--changes {options.changes}")
     return " ".join([*words, f"--longest {options.longest:g}"])
 
 

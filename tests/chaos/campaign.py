@@ -49,6 +49,7 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
     seconds = scene.seconds
     scene.end()
     problems = judge.problems(scene.job, run, code, seconds)
+    problems += scene.director.rollbacks.problems
     problems += [f"there was no opportunity for: {fault}" for fault in scene.director.pending]
     logs = f"{scene.job.output}\n{scene.job.real.logs()}"
     scene.close()

@@ -19,17 +19,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.chaos.faults.director import Pace
-from tests.chaos.faults.schedule import Run
+from tests.chaos.faults.schedule import CARD, Run, Topology
 from tests.chaos.namespaces import OUR_ADDRESS
+from tests.chaos.replanning import PROGRAM, write_wish
 from tests.counting import counting_columns, counting_spec
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS, RealJob
 
 __all__ = ["COMPARED", "ChaosJob"]
 
+_ROOT = Path(__file__).parents[2]
 _CHECKPOINT_STEPS = 10
 _HANG_SECONDS = 60
 _STATUS_SECONDS = 2.0
 _MAX_UNITS = 6  # of each pool
+_MAX_UNITS_CHANGING = 12  # so that the processes of two plans have room beside each other
 _HELD_SINCE_SECONDS = 80.0  # a step takes two seconds from the beginning
 _EVALUATION = "held-out"  # folder
 _LAYERS = ("tables", "linear", "output")
@@ -61,7 +64,9 @@ class ChaosJob:
     """
 
     def __init__(self, folder: Path, backing: Path, run: Run, variables: Mapping[str, str]) -> None:
-        self._variables = variables
+        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._variables = {**variables, "PYTHONPATH": path}
+        self._program = PROGRAM if len(run.plans) > 1 else "heterps_operator"
         if run.model == "counting":
             fields = {
                 path.replace(".", "__"): value
@@ -72,14 +77,9 @@ class ChaosJob:
             fields["data__evaluation"] = _EVALUATION
         else:
             fields = {**COMPARED, "training__precision": "fp64", "training__consistency": run.consistency}
-        stages = run.topology.stages
         fields |= {
+            **_spec_of(run.topology),
             "training__steps": run.steps,
-            "scheduling__stages": [
-                {"pool": pool, "lastLayer": _LAYERS[-1] if i == len(stages) - 1 else _LAYERS[i], "units": workers}
-                for i, (pool, workers) in enumerate(stages)
-            ],
-            "parameterServer": {"replicas": run.topology.servers, "replication": run.topology.copies},
             "checkpoint__everySteps": _CHECKPOINT_STEPS,
             "runPolicy__backoffLimit": run.backoff_limit,
             "runPolicy__hangTimeoutSeconds": _HANG_SECONDS,
@@ -88,15 +88,19 @@ class ChaosJob:
         (folder / _EVALUATION).mkdir(parents=True)
         pq.write_table(pa.table(columns), folder / _EVALUATION / "part-0.parquet")
         data = columns if run.model == "counting" else None
-        pools = sorted({pool for pool, _ in stages} - {"cpu"})
-        self.real = RealJob(folder, data, max_units=_MAX_UNITS, other_pools=pools, **fields)
+        pools = {pool for plan in run.plans for pool, _ in plan.stages} - {"cpu"}
+        cards = pools & {CARD}
+        most = _MAX_UNITS if len(run.plans) == 1 else _MAX_UNITS_CHANGING
+        self.real = RealJob(
+            folder, data, max_units=most, other_pools=sorted(cards), cpu_pools=sorted(pools - cards), **fields
+        )
         self.files = backing / self.real.work.name
         self.output = ""
         self._command: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Start `heterps run`."""
-        command = self._command = self.real.start("run", "job.yaml", variables=self._variables)
+        command = self._command = self.real.start("run", "job.yaml", variables=self._variables, program=self._program)
 
         def read() -> None:
             self.output += "".join(command.communicate())
@@ -121,6 +125,15 @@ class ChaosJob:
                 file.touch()
                 since = time.time() - _HELD_SINCE_SECONDS
                 os.utime(file, (since, since))
+
+    def replan(self, plan: Topology) -> None:
+        """Have the control loop change to a plan: see `replanning`."""
+        write_wish(self.real.folder, _stages_of(plan), plan.servers)
+
+    def edit(self, plan: Topology) -> None:
+        """Write a plan into the manifest, which the next `heterps run` reads."""
+        write_wish(self.real.folder, (), 0)
+        self.real.change(**_spec_of(plan))
 
     def stop(self) -> None:
         """Ask `heterps run` to end with a checkpoint, as Ctrl-C does."""
@@ -151,3 +164,19 @@ class ChaosJob:
         if self._command is not None and self._command.poll() is None:
             self._command.kill()
             self.collect()
+
+
+def _spec_of(plan: Topology) -> Json:
+    """Fields of a job's spec with a plan by hand, by path."""
+    return {
+        "scheduling__stages": _stages_of(plan),
+        "parameterServer": {"replicas": plan.servers, "replication": plan.copies},
+    }
+
+
+def _stages_of(plan: Topology) -> list[Json]:
+    last = len(plan.stages) - 1
+    return [
+        {"pool": pool, "lastLayer": _LAYERS[-1] if i == last else _LAYERS[i], "units": workers}
+        for i, (pool, workers) in enumerate(plan.stages)
+    ]

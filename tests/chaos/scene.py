@@ -37,8 +37,8 @@ class Scene:
         self.disk = Disk(folder / ".heterps", folder / "disk", run.steps, self.director.sighted)
         self.links = Links(self.director.sighted)
         self.clock = Clock(folder / "clock")
-        self.director.use(self.links, self.disk, self.clock)
         self.job = ChaosJob(folder, folder / "disk", run, self.clock.environment)
+        self.director.use(self.links, self.disk, self.clock, self.job)
         self._began = time.monotonic()
         self.job.start()
 

@@ -96,7 +96,7 @@ def _director(
     run = Run(1, "sync", "counting", TOPOLOGIES[0], 64, faults)
     director = Director(run, pause, lambda: now[0])
     nothing: Any = _Nothing()
-    director.use(nothing, nothing, nothing)
+    director.use(nothing, nothing, nothing, nothing)
     return director, killed, now
 
 
@@ -106,7 +106,7 @@ def _sight(op: str, step: int | None = None, listener: str = "ps-0") -> Sighting
 
 def _status(committed: int, *, running: bool = True, ready: Sequence[str] = ("ps-0", "worker-0-0")) -> dict[str, Any]:
     members = [{"name": name, "state": "ready"} for name in ready]
-    job = {"committedSteps": committed, "running": running, "phase": "Training"}
+    job = {"committedSteps": committed, "running": running, "phase": "Training", "events": []}
     return {**job, "members": members, "expectedMembers": ["ps-0", "worker-0-0"]}
 
 
@@ -125,7 +125,7 @@ def test_a_fault_happens_at_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fault_counts_only_if_it_finds_something_to_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     director, _, _ = _director(monkeypatch, *(Fault("disk-full", "disk", "file", 5, soon=True) for _ in range(2)))
     disk: Any = SimpleNamespace(disturb=lambda *_: None, close=lambda: None)
-    director.use(disk, disk, disk)
+    director.use(disk, disk, disk, disk)
     for _ in range(2):
         director.sighted(_sight("file", 5))
     hit = director.incidents[0].hit

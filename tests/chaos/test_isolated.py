@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,14 @@ from tests.chaos.namespaces import obstacles, run_isolated
 LINK = "other>other"  # both ends are processes of this test, not of a job
 PUSH = b'{"op":"push","generation":1,"step":5,"worker":"worker-0-0"}'
 PATIENCE_SECONDS = 30.0
+PUBLISH = """
+import sys
+from heterps_runtime.checkpoint.publishing import publication
+from heterps_runtime.storage import Storage
+
+with publication(Storage.open(sys.argv[1]), "model.json") as folder:
+    (folder / "model.json").write_text(sys.argv[2])
+"""
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -161,6 +171,10 @@ def mounted(folder: Path) -> None:
     assert disk.lose_power() == [*partial, "job/checkpoints/unsynced"]
     assert (folder / "files" / "job" / "checkpoints" / "unsynced").read_bytes() == b""
     assert (checkpoints / names[10] / "rows").read_bytes() == b"12345678"
+    for text in ("older", "newer"):  # which takes the older one's place
+        publish = [sys.executable, "-c", PUBLISH, str(folder / "point" / "model"), text]
+        subprocess.run(publish, check=True)  # it maps files, which this process must not
+    assert (folder / "files" / "model" / "model.json").read_text() == "newer"
     disk.close()
     assert not list((folder / "point").iterdir())
 

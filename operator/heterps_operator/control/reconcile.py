@@ -41,13 +41,13 @@ from heterps_operator.state.values import (
     StopProcess,
     SubmitPlan,
 )
-from heterps_runtime.contract import JobPhase
+from heterps_runtime.contract import JobPhase, Role
 
 __all__ = ["reconcile"]
 
 _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
-_DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
+_DROPPED_SECONDS = 10.0  # for a member to end by itself that a later plan has no use for
 
 
 def reconcile(job: JobSpec, observed: Observed) -> Decision:
@@ -381,9 +381,9 @@ def _ensure_member(
 def _stop_dropped(
     observed: Observed, status: Status, view: CoordinatorView, wanted: Sequence[ProcessSpec]
 ) -> tuple[Action, ...]:
-    """End workers that a later plan has no use for; the coordinator has told them to end, and most have.
+    """End workers and servers that a later plan has no use for; the coordinator has told them to end, and most have.
 
-    While other stages wait for their workers, those of the present stages are members.
+    While other stages wait for their workers, those of the present stages are members; so are servers that others copy.
     """
     if status.reviewed is None or observed.time - status.reviewed <= _DROPPED_SECONDS:
         return ()
@@ -391,7 +391,7 @@ def _stop_dropped(
     return tuple(
         StopProcess(p.name, _STALE_GRACE_SECONDS)
         for p in observed.processes
-        if p.running and p.spec.role == "worker" and p.name not in names and not p.stopping
+        if p.running and p.spec.role in (Role.WORKER, Role.PS) and p.name not in names and not p.stopping
         if view.member(p.name) is None
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from heterps_operator.documents import Json
 from heterps_operator.state.precision import ChosenPrecision
 from heterps_planner.plans.plan import Machine
-from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument, worker_name
+from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument, ps_name, worker_name
 
 __all__ = ["BY_HAND", "JobPlan", "PlanOutcome", "Refusal"]
 
@@ -93,6 +93,11 @@ class JobPlan:
     def workers(self) -> tuple[str, ...]:
         """Names of all workers, stage by stage."""
         return tuple(worker_name(number, index) for number, count in enumerate(self.pods) for index in range(count))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all workers, stage by stage, then of the servers."""
+        return (*self.workers, *map(ps_name, range(self.servers.replicas)))
 
     @property
     def server_units(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from tests.chaos.faults.clock import Clock
 from tests.chaos.faults.disk import Disk
@@ -18,10 +18,11 @@ from tests.chaos.faults.incident import Hit, Incident, all_ready, steps_under_wa
 from tests.chaos.faults.links import Links
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.peers import CONTROLLER, processes
-from tests.chaos.faults.schedule import Fault, Run
+from tests.chaos.faults.schedule import Fault, Run, Topology
 from tests.chaos.results.recovery import Recovery
+from tests.chaos.results.rollbacks import Rollbacks
 
-__all__ = ["Director", "Pace"]
+__all__ = ["Director", "Pace", "Planned"]
 
 _ONCE_SECONDS = 30.0  # in which a chunk must pass that can be changed
 _LATE_STEPS = 12  # more than the steps between two checkpoints, whose messages most faults of the disk wait for
@@ -41,8 +42,18 @@ class Pace(Enum):
     HELD = "held"
 
 
+class Planned(Protocol):
+    """A job whose plan can be changed."""
+
+    def replan(self, plan: Topology) -> None:
+        """Have the control loop change to a plan."""
+
+    def edit(self, plan: Topology) -> None:
+        """Write a plan into the manifest."""
+
+
 class Director:
-    """Injects the faults of a run in their order.
+    """Injects the faults of a run in their order, and changes the job's plan.
 
     A fault is armed when the job has recovered from the previous one and has all its members again (or at once, if it
     is to happen `soon`), and happens at the next message that fits. So it does not depend on how fast the machine is.
@@ -55,6 +66,7 @@ class Director:
     Attributes:
         incidents: the faults that have happened.
         power_lost: whether all processes were killed at once, and the disk must still lose what was not synced.
+        rollbacks: returns to a checkpoint that should not have been.
     """
 
     def __init__(self, run: Run, pause_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,12 +82,16 @@ class Director:
         self._links: Links | None = None
         self._disk: Disk | None = None
         self._time_of_day: Clock | None = None
+        self._job: Planned | None = None
+        self._change: Fault | None = None  # the last one of the plan
+        self._in_force = True  # whether it has been
+        self.rollbacks = Rollbacks(run.topology)
         self.incidents: list[Incident] = []
         self.power_lost = False
 
-    def use(self, links: Links, disk: Disk, time_of_day: Clock) -> None:
+    def use(self, links: Links, disk: Disk, time_of_day: Clock, job: Planned) -> None:
         """Set where faults are injected; before, nothing happens."""
-        self._links, self._disk, self._time_of_day = links, disk, time_of_day
+        self._links, self._disk, self._time_of_day, self._job = links, disk, time_of_day, job
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -89,15 +105,21 @@ class Director:
         """Take a status of the job."""
         now = self._clock()
         with self._lock:
-            self._complete = status is not None and status["running"] and all_ready(status)
+            changed = status is not None and self._is_changed(status)
+            self._in_force |= changed
+            self._complete = status is not None and status["running"] and all_ready(status) and changed
             if status is not None:
                 self._committed = int(status["committedSteps"])
+                self.rollbacks.observe(status, self.incidents)
             for incident in self.incidents:
-                incident.recovery.observe(now, status)
+                waits = incident.fault is self._change and not changed
+                incident.recovery.observe(now, None if waits else status)
 
     def pace(self) -> Pace:
         """How fast training should be, so that it does not end before the next fault."""
         with self._lock:
+            if not self._in_force:
+                return Pace.HELD
             if not self.pending or (self.incidents and self.incidents[-1].recovery.ended is None):
                 return Pace.FULL
             if self.incidents and not self._complete:
@@ -145,7 +167,14 @@ class Director:
                 return None
             incident = Incident(fault, sighting, Recovery(self._clock(), steps_under_way(self._run)))
             self.incidents.append(incident)
+            if fault.plan is not None:
+                self._change, self._in_force = fault, False
             return incident
+
+    def _is_changed(self, status: Mapping[str, Any]) -> bool:
+        """Whether the job has the processes of its last change, and no others."""
+        plan = None if self._change is None else self._change.plan
+        return plan is None or set(status["expectedMembers"]) == plan.members()
 
     def _ready_after(self, previous: Recovery, fault: Fault) -> bool:
         """Whether a fault may happen already."""
@@ -173,6 +202,8 @@ class Director:
                 return self._disturb_disk(incident, fault.amount, 2)
             case "clock":
                 return self._step_clock(incident)
+            case "replan" | "edit":
+                return self._change_plan(fault)
         return self._disturb_link(incident)
 
     def _disturb_disk(self, incident: Incident, amount: float, checkpoints: int) -> str:
@@ -186,6 +217,15 @@ class Director:
         incident.hit = Hit()
         self._time_of_day.step(incident.fault.amount, incident.fault.seconds, incident.hit)
         return "the clock"
+
+    def _change_plan(self, fault: Fault) -> str:
+        assert self._job is not None
+        assert fault.plan is not None
+        if fault.kind == "replan":
+            self._job.replan(fault.plan)
+            return "the control loop"
+        self._job.edit(fault.plan)
+        return f"the manifest, {self._signal(CONTROLLER, signal.SIGTERM) or 'which the next `heterps run` reads'}"
 
     def _disturb_link(self, incident: Incident) -> str:
         """Disturb a link; in the proxy's thread."""

@@ -258,6 +258,8 @@ class Mount:
         return b""
 
     def _do_rename2(self, node: int, pid: int, body: bytes) -> bytes:
+        if struct.unpack_from("<I", body, 8)[0]:  # to exchange two names, say, which not every file system can
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return self._do_rename(node, pid, body, 16)
 
     def _do_open(self, node: int, pid: int, body: bytes) -> bytes:

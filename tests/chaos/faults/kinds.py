@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["API", "CLOCK", "DISK", "JOB", "KINDS", "MACHINE", "ON_CLUSTER", "ON_MACHINE", "OPERATOR", "STEPS", "Kind"]
+__all__ = [
+    "API",
+    "CHANGES",
+    "CLOCK",
+    "DISK",
+    "JOB",
+    "KINDS",
+    "MACHINE",
+    "ON_CLUSTER",
+    "ON_MACHINE",
+    "OPERATOR",
+    "STEPS",
+    "Kind",
+]
 
 CLOCK, DISK, MACHINE = "clock", "disk", "machine"
 API, OPERATOR, JOB = "api", "operator", "job"
@@ -63,6 +76,12 @@ _ON_MACHINE = (
     ),
     Kind("power-loss", MACHINE, "all processes are killed, and what was not synced is lost", 120.0),
 )
+_CHANGES = (
+    Kind("replan", JOB, "other stages or servers, while the job trains", 120.0, ends_generation=True),
+    Kind(
+        "edit", JOB, "the same in the manifest: SIGTERM of `heterps run`, and another one", 120.0, ends_generation=True
+    ),
+)
 # A lost node is noticed after 14 s, and its pods tolerate that for 5 s; a new operator waits 15 s for the Lease; pods
 # start in 10 s, and all of it takes several times as long on a busy machine.
 _CLUSTER_SECONDS = 240.0
@@ -95,4 +114,5 @@ _ON_CLUSTER = (
 STEPS = ("clock", "operator-clock", "operator-clock-kill")  # kinds that step a clock, which takes a C compiler
 ON_MACHINE = tuple(kind.name for kind in _ON_MACHINE)
 ON_CLUSTER = tuple(kind.name for kind in _ON_CLUSTER)
-KINDS = {kind.name: kind for kind in (*_ON_MACHINE, *_ON_CLUSTER)}
+CHANGES = tuple(kind.name for kind in _CHANGES)  # of the plan, on a machine; they are not drawn as faults are
+KINDS = {kind.name: kind for kind in (*_ON_MACHINE, *_CHANGES, *_ON_CLUSTER)}

@@ -21,6 +21,7 @@ __all__ = [
 
 CONNECTIONS = Path("/proc/net/nf_conntrack")  # not every kernel shows it
 CONTROLLER = "heterps"
+_COMMANDS = ("heterps_operator", "tests.chaos.replanning")  # modules that are the `heterps` command
 _LISTENING = "0A"
 _LOOPBACK = "0100007F"  # 127.0.0.1 in /proc/net/tcp
 
@@ -37,9 +38,10 @@ def name_of(pid: int) -> str | None:
         if role == "worker":
             return f"worker-{options.get('--stage')}-{options.get('--index')}"
         return f"ps-{options.get('--index')}" if role == "ps" else role
-    if "heterps_operator" in words:
-        command = words[words.index("heterps_operator") + 1]
-        return CONTROLLER if command == "run" else command
+    for module in _COMMANDS:
+        if module in words:
+            command = words[words.index(module) + 1]
+            return CONTROLLER if command == "run" else command
     return None
 
 

@@ -11,8 +11,13 @@ from tests.chaos.faults.kinds import DISK, KINDS, MACHINE, Kind
 from tests.chaos.faults.peers import CONTROLLER
 
 __all__ = [
+    "CARD",
     "CONSISTENCIES",
     "FIRST_STEP",
+    "IN_COPYING",
+    "IN_SETUP",
+    "REPLICATED",
+    "STEPS_BETWEEN",
     "STEPS_PER_EPOCH",
     "TOPOLOGIES",
     "Fault",
@@ -21,13 +26,17 @@ __all__ = [
     "draw",
     "draw_endless",
     "draw_run",
+    "draw_single",
+    "steps_for",
+    "with_export",
 ]
 
 CONSISTENCIES = ("sync", "hybrid", "async")
 STEPS_PER_EPOCH = 16
 # Messages of each step, and of each checkpoint. A fault happens while such a message is on its way.
 _IN_STEP = ("push", "ack", "done", "commit", "commit", "checkpoint", "checkpointed", "file", "manifest")
-_IN_SETUP = ("join", "generation", "ready", "go")
+IN_SETUP = ("join", "generation", "ready", "go")
+IN_COPYING = ("copy-shard", "shard-state", "copy-rows", "shard-rows")  # of servers, in a set-up
 _AT_END = ("evaluate", "evaluated", "export")
 _OWN = {
     "worker": ("push", "ack", "done", "commit"),
@@ -39,8 +48,9 @@ _OWN = {
     "ps>coordinator": ("commit", "checkpoint", "checkpointed"),
     "machine": ("file", "manifest"),
 }
+CARD = "card"  # a pool whose workers all-reduce; those of others do not
 FIRST_STEP = 8
-_STEPS_BETWEEN = 32
+STEPS_BETWEEN = 32
 _STEPS_AFTER = 24
 _SECONDS = (1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 5.0, 10.0, 25.0, 60.0)  # of pauses: mostly short
 
@@ -70,10 +80,13 @@ class Topology:
     def pushes(self, worker: str) -> bool:
         """Whether a worker sends gradients to the servers: not if its stage has no tables and all-reduces."""
         stage = int(worker.split("-")[1])
-        return stage == 0 or self.stages[stage][0] == "cpu"
+        return stage == 0 or self.stages[stage][0] != CARD
 
     def parameter_servers(self) -> list[str]:
         return [f"ps-{i}" for i in range(self.servers)]
+
+    def members(self) -> frozenset[str]:
+        return frozenset((*self.workers(), *self.parameter_servers()))
 
     def processes(self) -> list[str]:
         return [*self.workers(), *self.parameter_servers(), "coordinator", CONTROLLER]
@@ -84,7 +97,7 @@ class Topology:
         for stage, ((_, here), (_, there)) in enumerate(pairwise(self.stages)):
             found += [f"worker-{stage}-{i}>worker-{stage + 1}-{j}" for i in range(here) for j in range(there)]
         for stage, (pool, count) in enumerate(self.stages):
-            if pool != "cpu":  # the first worker has the rendezvous of those that all-reduce
+            if pool == CARD:  # the first worker has the rendezvous of those that all-reduce
                 found += [f"worker-{stage}-{i}>worker-{stage}-0" for i in range(1, count)]
         found += [f"{member}>coordinator" for member in (*self.workers(), *self.parameter_servers())]
         return [*found, f"{CONTROLLER}>coordinator"]
@@ -97,6 +110,11 @@ TOPOLOGIES = (
     Topology((("cpu", 2),), 2, copies=2),
     Topology((("cpu", 2), ("card", 1)), 1),
     Topology((("cpu", 1), ("card", 2)), 2),
+)
+REPLICATED = (
+    Topology((("cpu", 2),), 2, copies=2),
+    Topology((("cpu", 2),), 3, copies=2),
+    Topology((("cpu", 1), ("card", 2)), 3, copies=2),
 )
 
 
@@ -114,6 +132,7 @@ class Fault:
         seconds: how long it lasts; 0: it is over at once, or never ends.
         amount: of kinds with a strength (`tests/chaos/faults/disturbances.py`).
         forward: direction, of kinds with a direction.
+        plan: that a change (`CHANGES`) leads to.
     """
 
     kind: str
@@ -125,13 +144,15 @@ class Fault:
     seconds: float = 0.0
     amount: float = 0.0
     forward: bool = True
+    plan: Topology | None = None
 
     def __str__(self) -> str:
         lasts = f" for {self.seconds:g} s" if self.seconds else ""
         strength = f" ({KINDS[self.kind].strength.format(self.amount)})" if KINDS[self.kind].strength else ""
         at = f", step {self.step}" if self.step >= 0 else ""
         own = " of its own" if self.near else ""
-        return f"{self.kind} {self.target}{lasts}{strength} at {self.op!r}{own}{at}{', soon' if self.soon else ''}"
+        target = self.target if self.plan is None else f"to {self.plan}"
+        return f"{self.kind} {target}{lasts}{strength} at {self.op!r}{own}{at}{', soon' if self.soon else ''}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,7 @@ class Run:
         seed: from which all else is drawn.
         consistency: of reads.
         model: `counting` (`tests/counting.py`), or `small`, which is compared with plain PyTorch.
-        topology: processes.
+        topology: processes at the beginning.
         steps: of training, whole epochs.
         faults: in the order in which they happen.
         least_seconds: of a micro-batch.
@@ -162,12 +183,33 @@ class Run:
         return 180.0 + sum(KINDS[fault.kind].allowed_seconds + 2 * fault.seconds for fault in self.faults)
 
     @property
+    def plans(self) -> tuple[Topology, ...]:
+        """The plans of the job, in their order."""
+        return (self.topology, *(fault.plan for fault in self.faults if fault.plan is not None))
+
+    @property
+    def most_units(self) -> int:
+        """The most units that the job occupies at a time: a plan's, and until it ends also that of the one before."""
+        plans = self.plans
+        return max(
+            len(before.members() | plan.members()) for before, plan in zip(plans, (*plans[1:], plans[-1]), strict=True)
+        )
+
+    @property
     def backoff_limit(self) -> int:
         """Restarts that the job may need, as far as the API allows."""
         return min(10 + 4 * len(self.faults), 1000)
 
 
-def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[str], longest: float = 60.0) -> Run:
+def draw(
+    seed: int,
+    faults: int,
+    kinds: Sequence[str],
+    consistencies: Sequence[str],
+    longest: float = 60.0,
+    *,
+    replicated: bool = False,
+) -> Run:
     """Draw a run; the same arguments give the same run.
 
     Args:
@@ -176,17 +218,30 @@ def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[s
         kinds: keys of `KINDS` to draw from.
         consistencies: to draw from.
         longest: limit of a fault's duration, seconds.
+        replicated: whether servers hold copies of each other's rows; else some do.
     """
 
     def draw_fault(generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault]) -> Fault:
-        return _draw_fault(generator, kind, topology, earlier, len(earlier) == faults - 1, longest)
+        fault = draw_single(generator, kind, topology, earlier, last=len(earlier) == faults - 1, longest=longest)
+        if replicated and fault.soon and _is_copied(earlier[-1]):
+            return replace(fault, op=generator.choice((*IN_SETUP, *IN_COPYING)))
+        return fault
 
-    run = draw_run(seed, faults, kinds, consistencies, draw_fault, _STEPS_BETWEEN)
+    topologies = REPLICATED if replicated else TOPOLOGIES
+    return with_export(draw_run(seed, faults, kinds, consistencies, draw_fault, STEPS_BETWEEN, topologies))
+
+
+def with_export(run: Run) -> Run:
+    """The run without faults at the evaluation, unless it has evaluation data: the small model has none."""
     if run.model == "counting":
         return run
-    # The small model has no evaluation data.
     ends = tuple(replace(fault, op="export") if fault.op in _AT_END else fault for fault in run.faults)
     return replace(run, faults=ends)
+
+
+def _is_copied(fault: Fault) -> bool:
+    """Whether a server is lost whose successor copies its rows, as the job has begun and no other one is missing."""
+    return fault.target.startswith("ps-") and ">" not in fault.target and fault.step >= 0
 
 
 def draw_run(
@@ -196,6 +251,7 @@ def draw_run(
     consistencies: Sequence[str],
     draw_fault: Callable[[random.Random, Kind, Topology, Sequence[Fault]], Fault],
     steps_between: int,
+    topologies: Sequence[Topology] = TOPOLOGIES,
 ) -> Run:
     """Draw a run whose faults follow each other at a distance, so that most find a job that has recovered.
 
@@ -206,17 +262,22 @@ def draw_run(
         consistencies: to draw from.
         draw_fault: draws a fault of a kind after the earlier ones.
         steps_between: two faults.
+        topologies: to draw from.
     """
     generator = random.Random(seed)
     consistency = generator.choice(list(consistencies))
     model = generator.choice(("counting", "small")) if consistency == "sync" else "counting"
-    topology = generator.choice(TOPOLOGIES)
+    topology = generator.choice(topologies)
     drawn: list[Fault] = []
     for _ in range(faults):
         drawn.append(draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, drawn))
+    return Run(seed, consistency, model, topology, steps_for(faults, steps_between), tuple(drawn))
+
+
+def steps_for(faults: int, steps_between: int) -> int:
+    """Return how many steps a job has for its faults, whole epochs."""
     steps = FIRST_STEP + faults * steps_between + _STEPS_AFTER
-    steps += -steps % STEPS_PER_EPOCH
-    return Run(seed, consistency, model, topology, steps, tuple(drawn))
+    return steps + -steps % STEPS_PER_EPOCH
 
 
 def draw_endless(seed: int, faults: int, kinds: Sequence[str], consistency: str, steps: int, longest: float) -> Run:
@@ -234,23 +295,34 @@ def draw_endless(seed: int, faults: int, kinds: Sequence[str], consistency: str,
     topology = TOPOLOGIES[-1]
     drawn: list[Fault] = []
     while len(drawn) < faults:
-        fault = _draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, [], False, longest)
-        if fault.op not in _IN_SETUP:  # which need not come again
+        kind = KINDS[generator.choice(list(kinds))]
+        fault = draw_single(generator, kind, topology, [], last=False, longest=longest)
+        if fault.op not in IN_SETUP:  # which need not come again
             drawn.append(replace(fault, step=-1))
     return Run(seed, consistency, "counting", topology, steps, tuple(drawn), least_seconds=0.1)
 
 
-def _draw_fault(
-    generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault], last: bool, longest: float
+def draw_single(
+    generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault], *, last: bool, longest: float
 ) -> Fault:
+    """Draw a fault.
+
+    Args:
+        generator: to draw with.
+        kind: of the fault.
+        topology: processes at that time.
+        earlier: faults.
+        last: whether it is the last one, which may wait for the end of training.
+        longest: limit of its duration, seconds.
+    """
     target = generator.choice(_targets(kind, topology))
-    step = FIRST_STEP + len(earlier) * _STEPS_BETWEEN + generator.randrange(_STEPS_BETWEEN // 2)
+    step = FIRST_STEP + len(earlier) * STEPS_BETWEEN + generator.randrange(STEPS_BETWEEN // 2)
     soon, near = False, False
     chance = generator.random()
     if earlier and KINDS[earlier[-1].kind].ends_generation and chance < 0.25:
-        op, step, soon = generator.choice(_IN_SETUP), -1, True
+        op, step, soon = generator.choice(IN_SETUP), -1, True
     elif not earlier and chance < 0.1:
-        op, step = generator.choice(_IN_SETUP), -1
+        op, step = generator.choice(IN_SETUP), -1
     elif last and chance > 0.7 and kind.of != DISK:  # its faults spare the last checkpoint
         op, step = generator.choice(_AT_END), -1
     else:

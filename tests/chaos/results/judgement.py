@@ -12,13 +12,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from heterps_runtime.storage import PARTIAL
-from tests.chaos.faults.schedule import Run
+from tests.chaos.faults.schedule import Run, Topology
 from tests.chaos.job import COMPARED, ChaosJob
 from tests.counting import assert_every_sample_counted
 from tests.heterps_operator.helpers.real_job import BATCH
 from tests.same_model import difference
 
-__all__ = ["SAME_MODEL", "Judge", "wrong_bill", "wrong_model"]
+__all__ = ["SAME_MODEL", "Judge", "wrong_bill", "wrong_model", "wrong_plan"]
 
 SAME_MODEL = 1e-12  # of a parameter's largest value, in float64
 
@@ -55,7 +55,9 @@ class Judge:
             found = [f"heterps run ended with exit code {code}"]
         else:
             found = self.wrong_file(job.files / "model" / "model.safetensors", run)
-            found += wrong_bill(json.loads((job.files / "state.json").read_text()), run, seconds)
+            state = json.loads((job.files / "state.json").read_text())
+            found += wrong_bill(state, run, seconds)
+            found += wrong_plan(state, run)
         if "Traceback" in job.output:
             found.append("heterps run printed a traceback")
         self._known.update(left_behind(job))
@@ -105,12 +107,24 @@ def wrong_bill(state: Mapping[str, Any], run: Run, seconds: float) -> list[str]:
         run: its plan.
         seconds: that the job took, by a clock that does not step.
     """
-    units = sum(count for _, count in run.topology.stages) + run.topology.servers
-    least, most = run.steps * run.least_seconds, units * seconds
+    least, most = run.steps * run.least_seconds, run.most_units * seconds
     charged = sum(int(line["unitMicroseconds"]) for line in state["bill"]["pools"]) / 1e6
     if least <= charged <= most:
         return []
     return [f"the bill has {charged:.1f} unit-seconds, not {least:.1f} to {most:.1f}"]
+
+
+def wrong_plan(state: Mapping[str, Any], run: Run) -> list[str]:
+    """Return what is wrong with the last plan of a finished job; empty: nothing.
+
+    Args:
+        state: the job's stored state.
+        run: its plan.
+    """
+    plan = state["status"]["plan"]
+    stages = tuple((stage["pool"], stage["pods"]) for stage in plan["stages"])
+    ended = Topology(stages, plan["parameterServer"]["replicas"], run.topology.copies)
+    return [] if ended == run.plans[-1] else [f"it ended with {ended} instead of {run.plans[-1]}"]
 
 
 def left_behind(job: ChaosJob) -> list[str]:
@@ -119,6 +133,6 @@ def left_behind(job: ChaosJob) -> list[str]:
     folders = [Path(os.environ["TMPDIR"]), Path("/dev/shm")]
     found += [f"{path} is left" for folder in folders for path in sorted(folder.iterdir())]
     hidden = [path for path in job.files.rglob(".*") if PARTIAL in path.name or path.name.endswith(_UNFINISHED)]
-    folders = [path for path in (job.files / "checkpoints").iterdir() if path.name != "owners"]
+    folders = [path for path in (job.files / "checkpoints").glob("*") if path.name != "owners"]
     hidden += [path for path in folders if not (path / "manifest.json").exists()]
     return found + [f"{path.relative_to(job.files)} is left" for path in sorted(hidden)]

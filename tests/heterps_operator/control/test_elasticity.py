@@ -273,6 +273,35 @@ def test_a_new_server_starts_beside_the_present_ones() -> None:
     assert world.status.incarnation == 1
 
 
+@pytest.fixture
+def with_fewer_servers() -> World:
+    """A job that has changed from two servers to one."""
+    world = running({**CPU_STAGES, "parameterServer": {"pool": "cpu", "replicas": 2, "units": 2}})
+    world.join("ps-1")
+    out_of_reach(world)
+    world.answer(CPU_STAGES)
+    world.settle()
+    assert present(world).servers.replicas == 1
+    return world
+
+
+def test_the_end_of_a_dropped_server_is_no_death(with_fewer_servers: World) -> None:
+    world = with_fewer_servers
+    world.end("ps-1", 0)
+    world.settle()
+    assert (world.status.failures, world.status.restarts) == (0, {})
+    assert not [event for event in world.events if event.reason == "ProcessRestarts"]
+    world.end("ps-0", 0)
+    world.settle()
+    assert (world.status.failures, world.status.restarts) == (1, {"ps-0": 1}), "the job needs this one"
+
+
+def test_a_dropped_server_that_does_not_end_is_ended(with_fewer_servers: World) -> None:
+    with_fewer_servers.time += 11
+    stopped = [action.name for action in with_fewer_servers.settle() if isinstance(action, StopProcess)]
+    assert stopped == ["ps-1"]
+
+
 @pytest.mark.parametrize(
     ("new", "changes", "restarts"),
     [

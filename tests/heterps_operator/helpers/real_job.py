@@ -105,6 +105,7 @@ class RealJob:
         profiled: whether the profile of the pool is cached.
         max_units: limit of each pool.
         other_pools: names of further pools, whose workers all-reduce dense parameters (on CPUs, as if they were GPUs).
+        cpu_pools: names of further pools like the first.
         spec: changes of the manifest by dotted path below spec; None removes the field.
     """
 
@@ -116,6 +117,7 @@ class RealJob:
         profiled: bool = True,
         max_units: int = 2,
         other_pools: Sequence[str] = (),
+        cpu_pools: Sequence[str] = (),
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -125,14 +127,15 @@ class RealJob:
         self._documents = list(yaml.safe_load_all(MANIFEST))
         pool, job = self._documents
         pool["spec"]["maxUnits"] = max_units
-        for name in other_pools:
-            self._documents.append({**pool, "metadata": {"name": name}, "spec": {**pool["spec"], "deviceType": "GPU"}})
+        for name in (*other_pools, *cpu_pools):
+            kind = "GPU" if name in other_pools else "CPU"
+            self._documents.append({**pool, "metadata": {"name": name}, "spec": {**pool["spec"], "deviceType": kind}})
             job["spec"]["pools"].append({"name": name})
         self.work = folder / ".heterps" / "small"
         self.change(**spec)
         if profiled:
             session = open_session(str(folder / "job.yaml"), str(self.work), Programs())
-            for name in ("cpu", *other_pools):
+            for name in ("cpu", *other_pools, *cpu_pools):
                 session.cache.save(name, PROFILE)
 
     def change(self, **spec: Any) -> None:
@@ -148,16 +151,22 @@ class RealJob:
                 target[last] = value
         (self.folder / "job.yaml").write_text(yaml.safe_dump_all(self._documents))
 
-    def start(self, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        program: str = "heterps_operator",
+    ) -> subprocess.Popen[str]:
         """Start `heterps ARGUMENTS` in the job's folder, as the leader of a process group, like a shell's jobs.
 
         Args:
             arguments: of the command.
             variables: of its environment, besides this process's.
+            program: module of the command.
         """
         environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(HERE / "__pycache__"))}
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "heterps_operator", *arguments],
+            [sys.executable, "-P", "-m", program, *arguments],
             cwd=self.folder,
             env=environment | {"COLUMNS": "400", "HETERPS_TEST_FOLDER": str(self.folder)} | dict(variables),
             stdout=subprocess.PIPE,

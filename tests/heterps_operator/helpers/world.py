@@ -235,7 +235,10 @@ class World:
 
     @staticmethod
     def make_members(plan: JobPlan) -> list[dict[str, Any]]:
-        members: list[dict[str, Any]] = [{"name": "ps-0", "role": "ps", "state": "absent", "silentSeconds": 0.5}]
+        members: list[dict[str, Any]] = [
+            {"name": f"ps-{i}", "role": "ps", "state": "absent", "silentSeconds": 0.5}
+            for i in range(plan.servers.replicas)
+        ]
         for s, pods in enumerate(plan.pods):
             for i in range(pods):
                 members.append(

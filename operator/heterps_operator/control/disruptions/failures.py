@@ -28,7 +28,7 @@ from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import CoordinatorView, Observed, ProcessView
 from heterps_planner.balancing import Pace
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase, Role
 
 __all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "judge_exits", "start_over"]
 
@@ -103,7 +103,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
     current = coordinator is not None and is_current(coordinator, status)  # not if the job has just started over
     if view is not None and view.phase == JobPhase.STOPPED and current:
         return _judge_interruption(job, observed, status)
-    wanted = frozenset(() if status.plan is None else status.plan.workers)
+    wanted = frozenset(() if status.plan is None else status.plan.members)
     dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status, wanted)]
     if not dead:
         return status, ()
@@ -276,8 +276,8 @@ def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
 
 
 def _dropped(process: ProcessView, status: Status, wanted: Collection[str]) -> bool:
-    """Whether a later plan, with the workers that are `wanted`, has no more use for this one."""
-    if status.plan is None or process.spec.role != "worker":
+    """Whether a later plan, with the members that are `wanted`, has no more use for this worker or server."""
+    if status.plan is None or process.spec.role not in (Role.WORKER, Role.PS):
         return False
     return process.name not in wanted
 

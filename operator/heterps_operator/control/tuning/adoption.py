@@ -16,7 +16,7 @@ from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import Observed
-from heterps_runtime.contract import ps_name, worker_name
+from heterps_runtime.contract import worker_name
 
 __all__ = ["carry_out", "needs_restart"]
 
@@ -75,7 +75,7 @@ def carry_out(observed: Observed, status: Status, new: JobPlan, series: Throughp
 def _attempts(observed: Observed, status: Status, plan: JobPlan) -> dict[str, int]:
     """A process that ended when an earlier plan dropped it, and that is wanted again, is a new attempt."""
     attempts = dict(status.attempts)
-    for name in (*plan.workers, *map(ps_name, range(plan.servers.replicas))):
+    for name in plan.members:
         process = observed.process(name)
         if process is not None and not process.running:
             attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
