@@ -17,7 +17,9 @@ from heterps_runtime.store.kernel import AnyFloats, kernel, view
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.rows import count_unusable, largest_usable
 
-__all__ = ["DenseStore", "state_names", "update_dense"]
+Array = np.ndarray[Any, Any]
+
+__all__ = ["DenseStore", "read_step", "state_names", "update_dense"]
 
 
 class DenseStore:
@@ -49,8 +51,7 @@ class DenseStore:
         """
         if name in self._values:
             raise ValueError(f"parameter {name!r}: exists already")
-        if value.dtype not in (np.float32, np.float64):
-            raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
+        _check_type(name, value)
         self._values[name] = np.array(value, order="C")
         self._state[name] = {
             state: np.full(value.shape, self.optimizer.options.get("initialAccumulator", 0.0), value.dtype)
@@ -114,23 +115,36 @@ class DenseStore:
         Raises:
             ValueError: an entry is missing, unknown, or of the wrong shape or dtype; nothing has changed.
         """
-        values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
-        expected = {"step", *values} | {f"{name}::{state}" for name in values for state in state_names(self.optimizer)}
+        self.check(snapshot)
+        loaded = DenseStore(self.optimizer)
+        for name in _parameters(snapshot):
+            loaded.add(name, snapshot[name])
+            for state, array in loaded._state[name].items():
+                array[...] = snapshot[f"{name}::{state}"]
+        self._values, self._state, self.step = loaded._values, loaded._state, read_step(snapshot["step"])
+        self.nbytes = loaded.nbytes
+
+    def check(self, snapshot: Mapping[str, Array]) -> None:
+        """Check that `load` can take a snapshot.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        states, parameters = state_names(self.optimizer), _parameters(snapshot)
+        expected = {"step", *parameters} | {f"{name}::{state}" for name in parameters for state in states}
         if expected != set(snapshot):
             missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
             raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
-        loaded = DenseStore(self.optimizer)
-        for name, value in values.items():
-            loaded.add(name, value)
-            for state, array in loaded._state[name].items():
+        read_step(snapshot["step"])
+        for name in parameters:
+            value = snapshot[name]
+            _check_type(name, value)
+            for state in states:
                 saved = snapshot[f"{name}::{state}"]
-                if saved.shape != array.shape or saved.dtype != array.dtype:
+                if saved.shape != value.shape or saved.dtype != value.dtype:
                     raise ValueError(
-                        f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, is {saved.dtype} {saved.shape}"
+                        f"snapshot: {name}::{state} must be {value.dtype} {value.shape}, is {saved.dtype} {saved.shape}"
                     )
-                array[...] = saved
-        self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot["step"])
-        self.nbytes = loaded.nbytes
 
     def _value(self, name: str) -> AnyFloats:
         if name not in self._values:
@@ -142,6 +156,26 @@ class DenseStore:
         if grad.shape != value.shape:
             raise ValueError(f"gradient of {name!r}: must have the shape {value.shape}, has {grad.shape}")
         return view(grad, value.dtype)
+
+
+def read_step(value: Array) -> int:
+    """The number of the last step, as snapshots have it.
+
+    Raises:
+        ValueError: it is no whole number >= 0.
+    """
+    if value.shape or value.dtype != np.int64 or value < 0:
+        raise ValueError(f"snapshot: step must be an int64 >= 0, is {value.dtype} {value.tolist()}")
+    return int(value)
+
+
+def _parameters(snapshot: Mapping[str, Array]) -> list[str]:
+    return [name for name in snapshot if "::" not in name and name != "step"]
+
+
+def _check_type(name: str, value: Array) -> None:
+    if value.dtype not in (np.float32, np.float64):
+        raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
 
 
 def update_dense(
