@@ -86,7 +86,7 @@ def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
 
     try:
         return _program(expression).evaluate(dict(variables))
-    except (CELEvalError, CELParseError, TypeError, ValueError, KeyError, RecursionError) as error:
+    except (CELEvalError, CELParseError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
         raise RuleError(f"{expression}: {error.args[0] if error.args else error}") from error
 
 
