@@ -190,12 +190,16 @@ def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> It
 def _check_optimizers(theirs: CheckpointManifest, ours: CheckpointManifest) -> None:
     for kind in ("dense", "sparse"):
         field = f"training.optimizer.{kind}"
-        their_name, our_name = (one.fingerprint.get(field, {}).get("name") for one in (theirs, ours))
+        their_name, our_name = (_named(one.fingerprint.get(field)) for one in (theirs, ours))
         if their_name != our_name:
             raise ImportedModelError(
                 f"model.initFrom.optimizerState: Keep needs the optimizers of {theirs.folder}, in which {field} is "
                 f"{their_name}, but it is {our_name} in this job; use Reset, or the same optimizer"
             )
+
+
+def _named(optimizer: Any) -> Any:
+    return optimizer.get("name") if isinstance(optimizer, Mapping) else None
 
 
 def _write(target: Storage, folder: str, name: str, arrays: Mapping[str, Array], role: str, index: int) -> FileEntry:

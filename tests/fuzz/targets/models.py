@@ -220,8 +220,11 @@ def _begin_with_checkpoint(data: bytes) -> None:
             listed = {entry["name"]: entry for entry in list_files(checkpoint, WorkCounter())}
             entries = [entry for entry in body["files"] if isinstance(entry, dict)]
             body = body | {"files": [entry | _found(listed, entry) for entry in entries]}
-        text = json.dumps({"manifest": body, "checksum": _checksum(body) if isinstance(body, dict) else ""})
-        (checkpoint / MANIFEST_NAME).write_text(text)
+        try:
+            checksum = _checksum(body)
+        except ValueError:  # it is no JSON of UTF-8
+            checksum = ""
+        (checkpoint / MANIFEST_NAME).write_text(json.dumps({"manifest": body, "checksum": checksum}))
         for with_state in (False, True):
             _import(folder / "source", folder / f"target-{with_state}", with_state=with_state)
 
