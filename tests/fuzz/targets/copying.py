@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ from heterps_runtime.wire.sequence import Stamp
 from tests.fuzz.targets.doubles import replaced
 from tests.heterps_runtime.helpers.coordinator_world import World
 
-__all__ = ["CHECKPOINT", "WORLDS", "play", "regular"]
+__all__ = ["CHECKPOINT", "WORLDS", "Copying", "feed", "play", "regular"]
 
 _MANIFEST = next((Path(__file__).parents[2] / "fixtures" / "v1" / "checkpoints").glob("step-*/manifest.json"))
 CHECKPOINT = _MANIFEST.parent.name
@@ -101,7 +102,7 @@ class _Peers:
         return None
 
 
-class _Copying:
+class Copying:
     """A server that copies what it lacks, without sockets."""
 
     def __init__(self, number: int) -> None:
@@ -122,11 +123,14 @@ class _Copying:
         with replaced(recovery_module, "Connections", lambda *_: self.peers):
             self.recovery = Recovery(nothing, nothing, "ps", announced, self.holding, change.replication, _storage())
 
-    def advance(self) -> bool:
-        """Handle what was said, and copy what is within this server; return whether all is there."""
-        done = self.recovery.advance()
-        while not done and (self.peers.said or self.recovery.is_busy):
+    def hear(self, server: int, message: Message) -> bool:
+        """Handle what a server says, and copy what is within this one; return whether all is there."""
+        self.arrived += len(message.keys) if isinstance(message, ShardRows) and message.keys.ndim else 0
+        self.peers.said.append((server, message))
+        with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):
             done = self.recovery.advance()
+            while not done and self.recovery.is_busy:
+                done = self.recovery.advance()
         return done
 
     def check(self, done: bool) -> None:
@@ -237,24 +241,25 @@ def play(document: Any) -> None:
     if not isinstance(document, dict) or not isinstance(entries := document.get("entries"), list):
         return
     world = document.get("world")
-    with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):
-        copying = _Copying(world if type(world) is int and 0 <= world < len(WORLDS) else 0)
-        done = False
-        try:
-            for entry in entries[:_ENTRIES]:
-                if not isinstance(entry, list) or len(entry) != 3 or type(entry[0]) is not int:
-                    continue
-                message = _message(*entry[1:])
-                if message is None:
-                    continue
-                copying.arrived += len(message.keys) if isinstance(message, ShardRows) and message.keys.ndim else 0
-                copying.peers.said.append((entry[0], message))
-                done = copying.advance()
-                if done:
-                    break
-        except (ProtocolError, StorageError, DamagedError):
-            done = False
-        copying.check(done)
+    copying, done = Copying(world if type(world) is int and 0 <= world < len(WORLDS) else 0), False
+    with contextlib.suppress(ProtocolError, StorageError, DamagedError):
+        done = feed(copying, entries)
+    copying.check(done)
+
+
+def feed(copying: Copying, entries: Sequence[Any]) -> bool:
+    """Let other servers say what entries say (see `play`); return whether all is copied.
+
+    Raises:
+        ProtocolError, StorageError, DamagedError: as of `Recovery`.
+    """
+    for entry in entries[:_ENTRIES]:
+        if not isinstance(entry, list) or len(entry) != 3 or type(entry[0]) is not int:
+            continue
+        message = _message(*entry[1:])
+        if message is not None and copying.hear(entry[0], message):
+            return True
+    return False
 
 
 def _message(header: Any, contents: Any) -> Message | None:
@@ -310,21 +315,19 @@ def regular(number: int, checkpoint: str = "") -> dict[str, Any]:
         checkpoint: folder of the checkpoint with what is not defined yet.
     """
     entries = []
-    with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):
-        copying, done = _Copying(number), False
-        shards = {index: _copy(number, index) for index in range(WORLDS[number].before)}
-        while not done:
-            server, request = copying.peers.asked.popleft()
+    copying, done = Copying(number), False
+    shards = {index: _copy(number, index) for index in range(WORLDS[number].before)}
+    while not done:
+        server, request = copying.peers.asked.popleft()
+        with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):
             message = answer(shards[request.shard], request)
-            if isinstance(message, ShardState):
-                message = replace(message, checkpoint=checkpoint)
-            _, header, *frames = encode(message, Stamp(1, 1))
-            described = json.loads(header)
-            order = _arrays([described.get(name) for name in _fields(type(message))])
-            contents = [np.frombuffer(f, kind).tolist() for f, (kind, _) in zip(frames, order, strict=True)]
-            entries.append([server, described, contents])
-            copying.arrived += len(message.keys) if isinstance(message, ShardRows) else 0
-            copying.peers.said.append((server, message))
-            done = copying.advance()
-        copying.check(done)
+        if isinstance(message, ShardState):
+            message = replace(message, checkpoint=checkpoint)
+        _, header, *frames = encode(message, Stamp(1, 1))
+        described = json.loads(header)
+        order = _arrays([described.get(name) for name in _fields(type(message))])
+        contents = [np.frombuffer(f, kind).tolist() for f, (kind, _) in zip(frames, order, strict=True)]
+        entries.append([server, described, contents])
+        done = copying.hear(server, message)
+    copying.check(done)
     return {"world": number, "entries": entries}

@@ -221,7 +221,7 @@ def _begin_with_checkpoint(data: bytes) -> None:
             entries = [entry for entry in body["files"] if isinstance(entry, dict)]
             body = body | {"files": [entry | _found(listed, entry) for entry in entries]}
         try:
-            checksum = _checksum(body)
+            checksum = _checksum(body or {})
         except ValueError:  # it is no JSON of UTF-8
             checksum = ""
         (checkpoint / MANIFEST_NAME).write_text(json.dumps({"manifest": body, "checksum": checksum}))
