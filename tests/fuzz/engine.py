@@ -7,6 +7,7 @@ half are those of `mutation`, which keep an input's form.
 from __future__ import annotations
 
 import random
+import re
 import resource
 import sys
 import time
@@ -25,6 +26,9 @@ _SECONDS = 0.5
 _SECONDS_PER_BYTE = 50e-6
 _INSTRUMENTED = ["heterps_operator", "heterps_planner", "heterps_runtime", "tests.fuzz.targets.control"]
 
+_RUNTIME = Path(__file__).parents[2] / "runtime"
+_COMPILED = re.compile(r"^@kernel$|^import numba$|^from numba ", re.MULTILINE)
+
 
 class TooSlowError(Exception):
     """An input took more processor time than its size allows."""
@@ -39,7 +43,7 @@ def main(arguments: list[str]) -> None:
     import atheris
 
     program, name, *options = arguments
-    with atheris.instrument_imports(include=_INSTRUMENTED):
+    with atheris.instrument_imports(include=_INSTRUMENTED, exclude=_compiled()):
         target = find(name)
     for seed in target.seeds():  # loads schemas, compiles expressions
         execute(target, seed)
@@ -74,6 +78,13 @@ def _execute_in_time(target: Target, data: bytes) -> Any:
     seconds = time.thread_time() - began
     if seconds > _SECONDS + _SECONDS_PER_BYTE * len(data):
         raise TooSlowError(f"{seconds:.2f} s of processor time for {len(data)} bytes")
+
+
+def _compiled() -> list[str]:
+    """Modules with functions that Numba compiles, which it cannot do once they are instrumented."""
+    files = (_RUNTIME / "heterps_runtime").rglob("*.py")
+    found = [file for file in files if _COMPILED.search(file.read_text(encoding="utf-8"))]
+    return [".".join(file.relative_to(_RUNTIME).with_suffix("").parts) for file in found]
 
 
 def _address_space() -> int:

@@ -81,12 +81,9 @@ def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
     Raises:
         RuleError: the expression is malformed or uses what is not known here, or a value lacks what it asks for.
     """
-    from celpy.celparser import CELParseError
-    from celpy.evaluation import CELEvalError
-
     try:
         return _program(expression).evaluate(dict(variables))
-    except (CELEvalError, CELParseError, TypeError, ValueError, KeyError, RecursionError) as error:
+    except Exception as error:  # cel-python has no common class of errors, and passes on those of Python's operators
         raise RuleError(f"{expression}: {error.args[0] if error.args else error}") from error
 
 
@@ -161,6 +158,27 @@ def _lower(text: Any) -> Any:
     return StringType("".join(letter.lower() if letter.isascii() else letter for letter in str(text)))
 
 
+def _decided(by: bool) -> Callable[[Any, Any], Any]:
+    """CEL's && (decided by false) or || (by true): an operand that decides makes an error of the other one void.
+
+    For two errors, cel-python describes both in a third, which doubles the text with each operator.
+    """
+
+    def function(one: Any, other: Any) -> Any:
+        from celpy.celtypes import BoolType
+        from celpy.evaluation import CELEvalError
+
+        for operand in (one, other):
+            if isinstance(operand, BoolType) and bool(operand) is by:
+                return operand
+        for operand in (one, other):
+            if not isinstance(operand, BoolType):
+                return operand if isinstance(operand, CELEvalError) else CELEvalError("no such overload")
+        return BoolType(not by)
+
+    return function
+
+
 def _equality(expected: bool) -> Callable[[Any, Any], Any]:
     """CEL equality. cel-python raises an error for values of different types, at any depth."""
 
@@ -201,6 +219,8 @@ def _plain(value: Any) -> tuple[str, Any]:
 
 # The libraries for quantities, versions and strings: https://kubernetes.io/docs/reference/using-api/cel/
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_&&_": _decided(False),
+    "_||_": _decided(True),
     "_==_": _equality(True),
     "_!=_": _equality(False),
     "isQuantity": _is_quantity,

@@ -131,6 +131,7 @@ def _read(
 ) -> dict[str, _Found]:
     """Read places of parameters and of their state; None: the whole of one, or all of them."""
     found: dict[str, _Found] = {}
+    available = sum(entry.bytes for entry in manifest.files_of(role))
     for entry in manifest.files_of(role):
         path = manifest.path_of(entry)
         with TensorFile(storage, path) as file:
@@ -143,7 +144,11 @@ def _read(
                 there = _place_of(spec.shape, pieces.get(parameter), path, name)
                 one = found.get(name)
                 if one is None:
-                    place = (wanted or {}).get(parameter) or Place.whole(there.shape)
+                    place = (wanted or {}).get(parameter)
+                    if place is None:
+                        place = Place.whole(there.shape)
+                        if place.stop * spec.dtype.itemsize > available:  # before so much memory is taken
+                            raise DamagedError(f"{manifest.folder} lacks elements of {name}")
                     one = found[name] = _Found(name, place, np.empty(place.stop - place.start, spec.dtype), [])
                 start, stop = max(one.place.start, there.start), min(one.place.stop, there.stop)
                 if start >= stop and one.place.shape == there.shape:

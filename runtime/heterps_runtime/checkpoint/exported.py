@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import DamagedError
-from heterps_runtime.checkpoint.format import TensorFile, checksum_of
+from heterps_runtime.checkpoint.format import TensorFile, checksum_of, dtype_of
+from heterps_runtime.checkpoint.manifest import ID_BITS
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE
 from heterps_runtime.errors import UserError
 from heterps_runtime.storage import Storage, StorageError
@@ -31,6 +32,7 @@ Mask = npt.NDArray[np.bool_]
 
 _VERSION = 1  # of model.json
 _PIECE_ROWS = 65_536  # read at a time
+_MOST_IDS = 1 << ID_BITS  # of a table
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class ExportedModel:
 
         Raises:
             UserError: there is no exported model.
-            DamagedError: a file is missing, or differs from what was exported.
+            DamagedError: a file is missing, or differs from what was exported; or the description does not fit it.
             StorageError: a file cannot be read.
             UnsupportedVersionError: a newer release has exported it.
         """
@@ -95,17 +97,33 @@ class ExportedModel:
             check_version(f"the model {storage.address}", self.document["version"], _VERSION)
             self.tables = {table.name: table for table in map(_read_table, self.document["tables"])}
             self.tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-                entry["name"]: (np.dtype(entry["dtype"]), tuple(map(int, entry["shape"])))
+                str(entry["name"]): (dtype_of(entry["dtype"]), tuple(map(int, entry["shape"])))
                 for entry in self.document["tensors"]
             }
             self.step, self.seed = int(self.document["step"]), int(self.document["seed"])
         except UnsupportedVersionError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DamagedError(
                 f"{storage.path(MODEL_DESCRIPTION)} is malformed ({error})", MODEL_DESCRIPTION
             ) from error
-        check_files(storage, self.document, MODEL_DESCRIPTION)
+        files = {TENSORS_FILE, *(table.file for table in self.tables.values() if table.file is not None)}
+        check_files(storage, self.document, MODEL_DESCRIPTION, files)
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        """Compare the description of the tensors with their file, and with the tables among them."""
+        where = self.storage.path(MODEL_DESCRIPTION)
+        with TensorFile(self.storage, TENSORS_FILE) as file:
+            found = {name: (spec.dtype, spec.shape) for name, spec in file.specs.items()}
+        if found != self.tensors:
+            raise DamagedError(f"{where} has other tensors than {TENSORS_FILE}", MODEL_DESCRIPTION)
+        for table in self.tables.values():
+            expected = np.dtype(table.dtype), (table.num_embeddings, table.dim)
+            if any(found.get(name) != expected for name in table.state_names):
+                raise DamagedError(
+                    f"{where}: table {table.name!r} is not in {TENSORS_FILE} as it says", MODEL_DESCRIPTION
+                )
 
     @property
     def values(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -135,7 +153,7 @@ class ExportedModel:
         """
         if table.file is None:
             return _WholeTable(self.storage, TENSORS_FILE, table.state_names[0])
-        return SparseRows(self.storage, table.file)
+        return SparseRows(self.storage, table.file, table)
 
 
 class Rows(ABC):
@@ -195,12 +213,29 @@ class _WholeTable(Rows):
 class SparseRows(Rows):
     """A table of ids and rows. Only its ids are held in memory, of a local file not even these."""
 
-    def __init__(self, storage: Storage, file: str) -> None:
+    def __init__(self, storage: Storage, file: str, table: ExportedTable) -> None:
         super().__init__(storage, file, "rows")
-        self._ids = self._file.read("ids")
-        if self._ids.shape != (self.count,) or self._ids.dtype != np.int64:
+        try:
+            self._ids = self._file.read("ids")
+            self._check(storage.path(file), file, table)
+        except BaseException:
             self._file.close()
-            raise DamagedError(f"{storage.path(file)} does not have one id for each row", file)
+            raise
+
+    def _check(self, where: str, file: str, table: ExportedTable) -> None:
+        if self._ids.shape != (self.count,) or self._ids.dtype != np.int64:
+            raise DamagedError(f"{where} does not have one id for each row", file)
+        spec = self._file.specs[self._array]
+        if (spec.dtype, spec.shape[1]) != (np.dtype(table.dtype), table.dim):
+            raise DamagedError(f"{where} has other rows of {table.name!r} than the description of the model says", file)
+        last = -1
+        for piece in pieces(self.count):
+            ids = self._ids[piece]
+            if ids[0] <= last or (ids[1:] <= ids[:-1]).any():
+                raise DamagedError(f"{where} has ids that are not in order", file)
+            last = int(ids[-1])
+        if last >= table.num_embeddings:
+            raise DamagedError(f"{where} has ids beyond the table", file)
 
     def ids_at(self, positions: Ids) -> Ids:
         """See `Rows.ids_at`."""
@@ -247,22 +282,25 @@ def identity_of(description: bytes) -> str:
     return f"sha256:{hashlib.sha256(description).hexdigest()}"
 
 
-def check_files(storage: Storage, document: Mapping[str, Any], description: str) -> None:
+def check_files(storage: Storage, document: Mapping[str, Any], description: str, needed: Collection[str] = ()) -> None:
     """Compare the files of a folder with the sizes and checksums in its description.
 
     Args:
         storage: the folder.
         document: the description.
         description: its name, for messages.
+        needed: files that the description must have.
 
     Raises:
         DamagedError: a file is missing, or differs from what was written; or the description is malformed.
         StorageError: a file cannot be read.
     """
     try:
-        files = [(str(file["name"]), int(file["bytes"]), str(file["checksum"])) for file in document["files"]]
-    except (ValueError, KeyError, TypeError) as error:
+        files = [(_file_name(file["name"]), int(file["bytes"]), str(file["checksum"])) for file in document["files"]]
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DamagedError(f"{storage.path(description)} is malformed ({error})", description) from error
+    if missing := sorted({*needed} - {name for name, _, _ in files}):
+        raise DamagedError(f"{storage.path(description)} has no checksum of {missing[0]}", description)
     for name, size, checksum in files:
         found = storage.size(name)
         if found is None:
@@ -271,21 +309,38 @@ def check_files(storage: Storage, document: Mapping[str, Any], description: str)
             raise DamagedError(f"{storage.path(name)} differs from what {description} says", name)
 
 
+def _file_name(value: object) -> str:
+    """Read the name of a file in a folder or below.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name = str(value)
+    name.encode()  # which raises a ValueError for what is no text
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{name!r} is no file in this folder")
+    return name
+
+
 def _read_table(entry: Mapping[str, Any]) -> ExportedTable:
     """Read an entry of a table.
 
     Raises:
-        ValueError, KeyError, TypeError: a field is missing or malformed.
+        ValueError, KeyError, TypeError, OverflowError: a field is missing or malformed.
     """
     form, names = entry["form"], tuple(map(str, entry["stateDictNames"]))
     if form not in ("dense", "rows") or (form == "dense" and not names):
         raise ValueError(f"table {entry['name']!r} of the form {form!r} with the names {list(names)}")
+    name, size, dim = str(entry["name"]), int(entry["numEmbeddings"]), int(entry["dim"])
+    name.encode()  # which raises a ValueError for what is no text: files have this name
+    if not (0 < size <= _MOST_IDS and dim > 0):
+        raise ValueError(f"table {name!r} of {size} ids with rows of {dim} elements")
     return ExportedTable(
-        name=str(entry["name"]),
+        name=name,
         state_names=names if form == "dense" else (),
-        num_embeddings=int(entry["numEmbeddings"]),
-        dim=int(entry["dim"]),
-        dtype=str(entry["dtype"]),
+        num_embeddings=size,
+        dim=dim,
+        dtype=str(dtype_of(entry["dtype"])),
         init=dict(entry["init"]),
         file=None if form == "dense" else str(entry["file"]),
     )

@@ -136,6 +136,18 @@ def specs_of(arrays: Mapping[str, Array]) -> dict[str, TensorSpec]:
     return {key: TensorSpec(_little_endian(key, value.dtype), value.shape) for key, value in arrays.items()}
 
 
+def dtype_of(name: object) -> np.dtype[Any]:
+    """The type of arrays that a description names, as `str` of it.
+
+    Raises:
+        ValueError: no array of a file has such a type.
+    """
+    found = next((dtype for dtype in _NAMES if str(dtype) == name), None)
+    if found is None:
+        raise ValueError(f"{name!r} is no type of an array")
+    return found
+
+
 def wide_first(specs: Mapping[str, TensorSpec]) -> list[str]:
     """The names in an order that aligns each array, as in the safetensors library: wide types first."""
     return sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))

@@ -19,7 +19,14 @@ from heterps_runtime.checkpoint.dense import dense_arrays, read_dense, read_piec
 from heterps_runtime.checkpoint.errors import DamagedError, ImportedModelError, ShapeError
 from heterps_runtime.checkpoint.exported import ExportedModel, differ
 from heterps_runtime.checkpoint.format import FileEntry, Origin, TensorFile, write_tensors
-from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, InitialRows, TableRecord, find_latest
+from heterps_runtime.checkpoint.manifest import (
+    ID_BITS,
+    MAX_TABLES,
+    CheckpointManifest,
+    InitialRows,
+    TableRecord,
+    find_latest,
+)
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE
 from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows
 from heterps_runtime.checkpoint.rows import row_arrays
@@ -31,6 +38,7 @@ __all__ = ["TableMap", "import_values", "imported_values"]
 
 Array = npt.NDArray[Any]
 
+_TABLE_TYPES = ("float32", "float64")
 _FILE_ROWS = 1 << 20  # of a file: they are collected in memory
 _START = Origin(0, 0)
 _ID_MASK = np.int64((1 << ID_BITS) - 1)
@@ -73,7 +81,7 @@ def import_values(
         try:
             return _import_model(ExportedModel(source), path, target, folder, like, initial_rows)
         except DamagedError as error:
-            raise ImportedModelError(f"model.initFrom.path: {path} cannot be used: {error}; export it again") from error
+            raise _unusable(path, error, "export it again") from error
     manifest, skipped = find_latest(source)
     if manifest is None:
         why = "".join(f"; {name}: {reason}" for name, reason in skipped)
@@ -83,7 +91,14 @@ def import_values(
         )
     if with_state:
         _check_optimizers(manifest, like)
-    return _import_checkpoint(source, manifest, path, target, folder, like, with_state)
+    try:
+        return _import_checkpoint(source, manifest, path, target, folder, like, with_state)
+    except DamagedError as error:
+        raise _unusable(path, error, "name another checkpoint.path, or the folder of a model") from error
+
+
+def _unusable(path: str, error: DamagedError, fix: str) -> ImportedModelError:
+    return ImportedModelError(f"model.initFrom.path: {path} cannot be used: {error}; {fix}")
 
 
 def _import_checkpoint(
@@ -95,6 +110,8 @@ def _import_checkpoint(
     like: CheckpointManifest,
     with_state: bool,
 ) -> CheckpointManifest:
+    if any(not 0 <= table.index < MAX_TABLES for table in manifest.tables):
+        raise DamagedError(f"{manifest.folder} has tables that no key can be of")
     entries: list[FileEntry] = []
     kinds = ("group", "candidates") if with_state else ("group",)
     for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid
@@ -131,6 +148,8 @@ def _import_model(
     like: CheckpointManifest,
     initial_rows: Callable[[int], InitialRows],
 ) -> CheckpointManifest:
+    if len(model.tables) > MAX_TABLES or any(table.dtype not in _TABLE_TYPES for table in model.tables.values()):
+        raise DamagedError(f"{model.storage.path(MODEL_DESCRIPTION)} has tables that no job trains")
     tables = tuple(
         TableRecord(index, table.name, table.num_embeddings, table.dim, dict(table.init), table.dtype)
         for index, table in enumerate(model.tables.values())
@@ -157,12 +176,13 @@ def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> It
     with model.rows(table) as stored:
         for start, ids in stored.pieces():
             rows = stored.at(np.arange(start, start + len(ids)))
-            if rows.shape[1] != record.dim or (ids < 0).any() or (ids >= record.num_embeddings).any():
-                raise DamagedError(
-                    f"{model.storage.address} has other rows of {record.name!r} than its description says"
-                )
             if table.file is None:
-                trained = differ(rows, draw(record, ids))
+                try:
+                    trained = differ(rows, draw(record, ids))
+                except ValueError as error:
+                    raise DamagedError(
+                        f"{model.storage.address} cannot say what {record.name!r} began with: {error}"
+                    ) from error
                 ids, rows = ids[trained], rows[trained]
             yield RowBlock(record.dim, (record.index << ID_BITS) | ids, rows, {})
 
@@ -170,12 +190,16 @@ def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> It
 def _check_optimizers(theirs: CheckpointManifest, ours: CheckpointManifest) -> None:
     for kind in ("dense", "sparse"):
         field = f"training.optimizer.{kind}"
-        their_name, our_name = (one.fingerprint.get(field, {}).get("name") for one in (theirs, ours))
+        their_name, our_name = (_named(one.fingerprint.get(field)) for one in (theirs, ours))
         if their_name != our_name:
             raise ImportedModelError(
                 f"model.initFrom.optimizerState: Keep needs the optimizers of {theirs.folder}, in which {field} is "
                 f"{their_name}, but it is {our_name} in this job; use Reset, or the same optimizer"
             )
+
+
+def _named(optimizer: Any) -> Any:
+    return optimizer.get("name") if isinstance(optimizer, Mapping) else None
 
 
 def _write(target: Storage, folder: str, name: str, arrays: Mapping[str, Array], role: str, index: int) -> FileEntry:
@@ -194,6 +218,9 @@ def _collected(blocks: Iterable[RowBlock]) -> Iterator[tuple[int, Array, Array, 
 
 
 def _joined(parts: list[RowBlock]) -> tuple[int, Array, Array, dict[str, Array]]:
+    form = {name: values.shape[1:] for name, values in parts[0].state.items()}
+    if any({name: values.shape[1:] for name, values in part.state.items()} != form for part in parts):
+        raise DamagedError(f"the rows of {parts[0].dim} elements have different state")
     keys, rows = np.concatenate([p.keys for p in parts]), np.concatenate([p.rows for p in parts])
     return parts[0].dim, keys, rows, {n: np.concatenate([p.state[n] for p in parts]) for n in parts[0].state}
 

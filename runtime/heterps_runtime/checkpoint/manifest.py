@@ -60,7 +60,7 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.json"
 DAMAGE_NAME = "damaged.json"  # beside the manifest of a checkpoint that a member could not restore
-_MAX_TABLES = 1 << 15
+MAX_TABLES = 1 << 15
 ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
 # Of manifests with tables that have rules (`partition.access`); of others, those that list files of earlier checkpoints
 # are of version 2, and the rest of version 1.
@@ -150,7 +150,7 @@ class CheckpointManifest:
             steps = table.unused_steps if kind == "group" else table.candidate_unused_steps
             if steps is None or table.period is None:
                 continue
-            if not (0 <= table.index < _MAX_TABLES and 1 <= steps <= NEVER and 1 <= table.period <= NEVER):
+            if not (0 <= table.index < MAX_TABLES and 1 <= steps <= NEVER and 1 <= table.period <= NEVER):
                 raise DamagedError(
                     f"table {table.name!r} has the index {table.index}, and {steps} steps in turns of {table.period}"
                 )

@@ -68,9 +68,9 @@ class Delta:
             ) from None
         except UnsupportedVersionError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DamagedError(f"{storage.path(DELTA_DESCRIPTION)} is malformed ({error})") from error
-        check_files(storage, document, DELTA_DESCRIPTION)
+        check_files(storage, document, DELTA_DESCRIPTION, {TENSORS_FILE, *self.tables.values()})
         described = f"model/{MODEL_DESCRIPTION}"
         if identity_of(storage.read(described)) != self.model:
             raise DamagedError(f"{storage.path(described)} is not that of the model in {DELTA_DESCRIPTION}", described)
@@ -104,8 +104,7 @@ def apply_delta(model: ExportedModel, delta: Delta) -> bool:
             (folder / "tables").mkdir()
         for table in by_rows:
             _write_rows(model, table, delta, folder)
-        document = json.loads((folder / MODEL_DESCRIPTION).read_bytes())
-        check_files(Storage.open(folder, model.storage.work), document, MODEL_DESCRIPTION)
+        ExportedModel(Storage.open(folder, model.storage.work))
     return True
 
 
@@ -116,16 +115,19 @@ def _write_tensors(model: ExportedModel, delta: Delta, folder: Path) -> None:
     with TensorFile(model.storage, TENSORS_FILE) as old, TensorFile(delta.storage, TENSORS_FILE) as new:
         for name, array in arrays.items():
             file = new if name in delta.tensors else old
+            spec = file.specs.get(name)
+            if spec is None or (spec.dtype, spec.shape) != model.tensors[name]:
+                raise DamagedError(
+                    f"{delta.storage.path(TENSORS_FILE)} has another {name!r} than the model", TENSORS_FILE
+                )
             if not array.shape:
                 array[...] = file.read(name)
             for piece in pieces(len(array) if array.shape else 0):
                 array[piece] = file.read(name, piece.start, piece.stop)
     for table in model.tables.values():
         if table.file is None and table.name in delta.tables:
-            with SparseRows(delta.storage, delta.tables[table.name]) as changed:
+            with SparseRows(delta.storage, delta.tables[table.name], table) as changed:
                 for start, ids in changed.pieces():
-                    if (ids < 0).any() or (ids >= table.num_embeddings).any():
-                        raise DamagedError(f"{delta.storage.path(delta.tables[table.name])} has ids beyond the table")
                     rows = changed.at(np.arange(start, start + len(ids)))
                     for name in table.state_names:
                         arrays[name][ids] = rows
@@ -138,7 +140,7 @@ def _write_rows(model: ExportedModel, table: ExportedTable, delta: Delta, folder
         sources = [old]  # of rows; the later ones are newer
         ids = old.ids_at(np.arange(old.count))
         if table.name in delta.tables:
-            new = stack.enter_context(SparseRows(delta.storage, delta.tables[table.name]))
+            new = stack.enter_context(SparseRows(delta.storage, delta.tables[table.name], table))
             sources.append(new)
             with TensorFile(delta.storage, delta.tables[table.name]) as file:
                 gone = file.read("gone")

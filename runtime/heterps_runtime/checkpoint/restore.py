@@ -6,6 +6,7 @@ rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,16 @@ Wanted = Callable[[Keys], npt.NDArray[np.bool_]]
 
 _BLOCK_ROWS = 65_536  # 4 MB of rows at dim 16
 _LAST_STEP = "last_step"  # state that the rows of some stores have
+_PREFIX = re.compile(r"[a-z]+-([0-9]{1,9})/([0-9]+/)?")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Arrays of rows in a file."""
+
+    prefix: str  # of their names, such as `group-16/0/`
+    dim: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,8 @@ def iterate_rows(
         DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
-    for file, prefix, start, keys, there in _key_blocks(storage, manifest, block_rows, files, kind):
-        dim, stop = _dim_of(prefix), start + len(keys)
+    for file, group, start, keys, there in _key_blocks(storage, manifest, block_rows, files, kind):
+        prefix, dim, stop = group.prefix, group.dim, start + len(keys)
         # Files hold rows in no order of keys, so reading a piece and selecting is faster than many small reads.
         mask = there if wanted is None else wanted(keys) if there is None else wanted(keys) & there
         if mask is not None and not mask.any():
@@ -76,8 +87,6 @@ def iterate_rows(
         names = [n for n in file.specs if n.startswith(f"{prefix}state/")] if with_state else []
         rows = file.read(f"{prefix}rows", start, stop) if kind == "group" else np.empty((len(keys), 0))
         state = {name.removeprefix(f"{prefix}state/"): file.read(name, start, stop) for name in names}
-        if any(len(values) != len(keys) for values in (rows, *state.values())):
-            raise DamagedError(f"{prefix} has arrays of different lengths")
         if mask is None or mask.all():
             yield RowBlock(dim, keys, rows, state)
         else:
@@ -101,10 +110,8 @@ def count_rows(storage: Storage, manifest: CheckpointManifest, entry: FileEntry)
     """
     counts: dict[int, int] = {}
     with TensorFile(storage, manifest.path_of(entry)) as file:
-        for name, spec in file.specs.items():
-            if name.endswith("/keys") and name.startswith("group-"):
-                dim = _dim_of(name.removesuffix("keys"))
-                counts[dim] = counts.get(dim, 0) + spec.shape[0]
+        for group in _groups(file, "group"):
+            counts[group.dim] = counts.get(group.dim, 0) + group.count
     total = sum(counts.values())
     if entry.added is None or not total:
         return counts
@@ -117,11 +124,11 @@ def _key_blocks(
     block_rows: int,
     files: Iterable[FileEntry] | None = None,
     kind: str = "group",
-) -> Iterator[tuple[TensorFile, str, int, Keys, npt.NDArray[np.bool_] | None]]:
+) -> Iterator[tuple[TensorFile, _Group, int, Keys, npt.NDArray[np.bool_] | None]]:
     """Read the keys of the files, by default of all, in pieces.
 
     Yields:
-        (file, prefix of names, index of the first row, keys (n,), which of them are not gone, (n,)); None: all.
+        (file, group, index of the first row, keys (n,), which of them are not gone, (n,)); None: all.
 
     Raises:
         DamagedError: the file or the manifest is malformed.
@@ -129,23 +136,38 @@ def _key_blocks(
     ages = manifest.ages(kind)
     for entry in manifest.files_of("rows") if files is None else files:
         with TensorFile(storage, manifest.path_of(entry)) as file:
-            for name, spec in file.specs.items():
-                if not name.endswith("/keys") or not name.startswith(f"{kind}-"):
-                    continue
-                prefix = name.removesuffix("keys")
-                last_steps = f"{prefix}state/{_LAST_STEP}"
+            for group in _groups(file, kind):
+                last_steps = f"{group.prefix}state/{_LAST_STEP}"
                 goes = ages.any and last_steps in file.specs  # an imported model may come without state
-                for start in range(0, spec.shape[0], block_rows):
-                    keys = file.read(name, start, start + block_rows)
+                for start in range(0, group.count, block_rows):
+                    keys = file.read(f"{group.prefix}keys", start, start + block_rows)
                     there = None
                     if goes:
                         last = file.read(last_steps, start, start + block_rows).reshape(-1)
                         if len(last) != len(keys):
-                            raise DamagedError(f"{prefix} has arrays of different lengths")
+                            raise DamagedError(f"{group.prefix} has arrays of different lengths")
                         there = ~ages.gone(keys, last, manifest.number)
-                    yield file, prefix, start, keys, there
+                    yield file, group, start, keys, there
 
 
-def _dim_of(prefix: str) -> int:
-    """The dimension of the rows whose arrays have names with this prefix, such as `group-16/0/`."""
-    return int(prefix.partition("-")[2].partition("/")[0])
+def _groups(file: TensorFile, kind: str) -> Iterator[_Group]:
+    """The groups of rows, or of candidates, in a file.
+
+    Raises:
+        DamagedError: the arrays of one do not fit together.
+    """
+    for name, keys in file.specs.items():
+        if not name.startswith(f"{kind}-") or not name.endswith("/keys"):
+            continue
+        prefix = name.removesuffix("keys")
+        found = _PREFIX.fullmatch(prefix)
+        if found is None or len(keys.shape) != 1 or keys.dtype != np.int64:
+            raise DamagedError(f"{prefix} has keys of {keys.dtype} {list(keys.shape)}")
+        dim, count = int(found[1]), keys.shape[0]
+        rows = file.specs.get(f"{prefix}rows")
+        if kind == "group" and (rows is None or rows.shape != (count, dim)):
+            raise DamagedError(f"{prefix} does not have {count} rows of {dim} elements")
+        for other, spec in file.specs.items():
+            if other.startswith(f"{prefix}state/") and spec.shape[:1] != (count,):
+                raise DamagedError(f"{prefix} has arrays of different lengths")
+        yield _Group(prefix, dim, count)

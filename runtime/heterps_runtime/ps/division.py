@@ -7,12 +7,13 @@ servers of the division before hold, and takes its pieces from that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from heterps_runtime.partition.pieces import Place
-from heterps_runtime.store.dense import LAST_STEP
+from heterps_runtime.store.dense import LAST_STEP, read_step
 from heterps_runtime.wire.messages import ShardState
 
 __all__ = ["WholeState"]
@@ -36,32 +37,21 @@ class WholeState:
     def __init__(self, states: Iterable[ShardState]) -> None:
         self.statistics: dict[str, Array] = {}
         self._step = 0
-        self._values: dict[str, Array] = {}  # flat: of parameters, and of their state as `<parameter>::<state>`
-        known: dict[str, int] = {}  # elements of each parameter that are there
+        pieces: dict[str, list[tuple[Place, Array]]] = {}
         for state in states:
             self.statistics |= state.statistics
             step = state.optimizer.get(LAST_STEP)
             if step is None or step.size != 1:
                 raise ValueError(f"shard {state.shard}: the number of the last step is not there")
-            self._step = max(self._step, int(step.reshape(())))
+            self._step = max(self._step, read_step(step))
             for name, piece in state.dense.items():
-                known[name] = known.get(name, 0) + piece.values.size
-                self._add(name, piece.place, piece.values)
+                pieces.setdefault(name, []).append((piece.place, piece.values))
             for name, values in state.optimizer.items():
                 parameter = name.partition("::")[0]
                 if parameter in state.dense:
-                    self._add(name, state.dense[parameter].place, values)
-        for name, size in known.items():
-            if size != self._values[name].size:
-                raise ValueError(f"parameter {name!r}: {size} of {self._values[name].size} elements are there")
-
-    def _add(self, name: str, place: Place, values: Array) -> None:
-        size = Place.whole(place.shape).stop
-        whole = self._values.setdefault(name, np.empty(size, values.dtype))
-        if whole.size != size or whole.dtype != values.dtype or values.shape != (place.stop - place.start,):
-            found = f"{values.dtype} {list(values.shape)}"
-            raise ValueError(f"{name!r}: {found} is no piece of {whole.dtype} [{whole.size}]")
-        whole[place.start : place.stop] = values
+                    pieces.setdefault(name, []).append((state.dense[parameter].place, values))
+        # Flat: of parameters, and of their state as `<parameter>::<state>`.
+        self._values = {name: _joined(name, of_name) for name, of_name in pieces.items()}
 
     def pieces(self, places: Mapping[str, Place]) -> dict[str, Array]:
         """The pieces of parameters at some places, their state, and the number of the last step.
@@ -80,3 +70,26 @@ class WholeState:
                 raise ValueError(f"{name!r}: has {whole.size} elements, not the shape {list(place.shape)}")
             found[name] = whole[place.start : place.stop]
         return found
+
+
+def _joined(name: str, pieces: list[tuple[Place, Array]]) -> Array:
+    """Put an array together; it is as large as its pieces, whatever shape these say that it has.
+
+    Raises:
+        ValueError: they do not fit together, or some are not there.
+    """
+    size, dtype = Place.whole(pieces[0][0].shape).stop, pieces[0][1].dtype
+    for place, values in pieces:
+        if (
+            Place.whole(place.shape).stop != size
+            or values.dtype != dtype
+            or values.shape != (place.stop - place.start,)
+        ):
+            raise ValueError(f"{name!r}: {values.dtype} {list(values.shape)} is no piece of {dtype} [{size}]")
+    there = sum(values.size for _, values in pieces)
+    if there != size:
+        raise ValueError(f"parameter {name!r}: {there} of {size} elements are there")
+    in_order = sorted(pieces, key=lambda piece: (piece[0].start, piece[0].stop))
+    if any(one.stop != other.start for (one, _), (other, _) in pairwise(in_order)):
+        raise ValueError(f"parameter {name!r}: some elements are there twice")
+    return np.concatenate([values for _, values in in_order])

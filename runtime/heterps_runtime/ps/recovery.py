@@ -8,9 +8,11 @@ sent one piece after another, without a note of what was sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import zmq
 
 from heterps_runtime.checkpoint import Storage
@@ -19,7 +21,9 @@ from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.ps.division import WholeState
 from heterps_runtime.ps.holding import Holding
 from heterps_runtime.ps.shard import Shard
-from heterps_runtime.slots import overlapping_servers, share_of_slots
+from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
+from heterps_runtime.store.index import MAX_ROWS
+from heterps_runtime.store.keys import shard_of
 from heterps_runtime.wire.messages import CopyRows, CopyShard, Generation, Message, ShardRows, ShardState
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connections
@@ -27,6 +31,7 @@ from heterps_runtime.wire.transport import Connections
 __all__ = ["Recovery", "answer"]
 
 _MARGIN = 1.02  # the rows of some slots are not exactly their share
+_AHEAD = 8  # room is made for so many times the rows that have come: a wrong number of rows must not take all memory
 
 
 def answer(shard: Shard, request: CopyShard | CopyRows) -> ShardState | ShardRows:
@@ -44,11 +49,49 @@ def answer(shard: Shard, request: CopyShard | CopyRows) -> ShardState | ShardRow
     return ShardRows(request.shard, request.target, request.part, following, chunk.keys, chunk.columns)
 
 
+def _check_states(states: Collection[ShardState], target: Shard) -> None:
+    """Check that shards of one job can have these states.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    tables = {table for state in states for table in state.tables}
+    for what, values in (("index", [table.index for table in tables]), ("name", [table.name for table in tables])):
+        if len(set(values)) < len(values):
+            raise ValueError(f"tables: two have the same {what}")
+    for state in states:
+        # A parameter with the name of state would be taken for that state there.
+        if unknown := [name for name in state.dense if "::" in name]:
+            raise ValueError(f"dense: {unknown[0]!r} is no name of a parameter")
+        target.dense.check_snapshot({name: piece.values for name, piece in state.dense.items()} | state.optimizer)
+        for part, count in state.parts.items():
+            if not 0 <= count <= MAX_ROWS:
+                raise ValueError(f"parts: {part} has {count} rows, a server has at most {MAX_ROWS}")
+
+
 class _Flow(NamedTuple):
     """Rows of one shard of the present division that another one gets; with the same number, all of them."""
 
     shard: int
     target: int
+
+
+@dataclass
+class _Progress:
+    """How far the rows of a flow are copied."""
+
+    parts: deque[tuple[str, int]]  # that are not copied yet, with their rows; the first one is being copied
+    start: int = 0  # place of the first row that is asked for
+    copied: int = 0  # rows of the first part
+
+
+@dataclass
+class _Room:
+    """How many rows of a part fit into a shard."""
+
+    expected: int = 0
+    arrived: int = 0
+    reserved: int = 0
 
 
 class Recovery:
@@ -94,8 +137,9 @@ class Recovery:
         self._sources: dict[int, int] = {}  # shard -> the server that it is copied from, unless this one holds it
         self._states: dict[int, ShardState] = {}  # by shard
         self._asked: set[int] = set()  # shards whose states have not come
-        self._parts: dict[_Flow, deque[str]] = {}  # parts that are not copied yet; the first one is being copied
-        self._places: dict[_Flow, int] = {}  # the next row of flows within this server
+        self._flows: dict[_Flow, _Progress] = {}  # that are not copied yet
+        self._within: deque[_Flow] = deque()  # those within this server
+        self._rooms: dict[tuple[int, str], _Room] = {}  # by shard that gets rows, and part
         for shard in (range(self._num_before) if announced.held_by else self._targets) if self._targets else ():
             if shard in self._held:
                 self._states[shard] = self._held[shard].describe()
@@ -111,7 +155,7 @@ class Recovery:
     @property
     def is_busy(self) -> bool:
         """Whether `advance` can go on without a message."""
-        return bool(self._places)
+        return bool(self._within)
 
     def advance(self) -> bool:
         """Handle the next answer, if one has arrived, or copy some rows within this server.
@@ -128,10 +172,10 @@ class Recovery:
             self._take(*received)
         elif self._connections.broke():
             raise ProtocolError("the connection to another parameter server broke while its rows were copied")
-        elif self._places:
-            self._copy_within(next(iter(self._places)))
+        elif self._within:
+            self._copy_within(self._within.popleft())
         self._connections.probe()
-        return not self._asked and not self._parts
+        return not self._asked and not self._flows
 
     def close(self) -> None:
         """Drop the connections."""
@@ -145,19 +189,41 @@ class Recovery:
                 if not self._asked:
                     self._begin()
             case ShardRows(shard=shard, target=target, part=part) if self._expects(server, _Flow(shard, target), part):
+                self._check(message)
                 # The other server copies the next rows while this one stores these.
-                self._go_on(_Flow(shard, target), message.next)
+                self._go_on(_Flow(shard, target), message)
                 self._store(message)
             case _:
                 raise ProtocolError(f"server {server} sent an unexpected {message.op!r} message")
 
     def _expects(self, server: int, flow: _Flow, part: str) -> bool:
-        parts = self._parts.get(flow)
-        return parts is not None and parts[0] == part and self._sources.get(flow.shard) == server
+        progress = self._flows.get(flow)
+        return progress is not None and progress.parts[0][0] == part and self._sources.get(flow.shard) == server
+
+    def _check(self, rows: ShardRows) -> None:
+        """Check that rows are some of those that were asked for, and that what follows them brings the copy on.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        progress = self._flows[_Flow(rows.shard, rows.target)]
+        where, expected = f"rows of shard {rows.shard}", progress.parts[0][1]
+        if rows.keys.ndim != 1 or rows.keys.dtype != np.int64:
+            raise ProtocolError(f"{where} have {rows.keys.dtype} {list(rows.keys.shape)} as keys")
+        if rows.next != -1 and not progress.start < rows.next <= MAX_ROWS:
+            raise ProtocolError(f"{where} from {progress.start} on are followed by those from {rows.next} on")
+        copied = progress.copied + len(rows.keys)
+        all_of_them = rows.next == -1 and self._num_before == self._num_servers
+        if copied > expected or (all_of_them and copied < expected):
+            raise ProtocolError(f"{where} in {rows.part!r} are {copied}, not {expected} as it said before")
+        if (shard_of(rows.keys, slot_map(self._num_servers)) != rows.target).any():
+            raise ProtocolError(f"{where} are not all of shard {rows.target}")
 
     def _begin(self) -> None:
         """Begin with the shards, whose rows are all that is left to copy."""
         try:
+            for target in self._targets.values():
+                _check_states(self._states.values(), target)
             if self._num_before == self._num_servers:
                 for shard, target in self._targets.items():
                     self.checkpoint = self._states[shard].checkpoint
@@ -169,55 +235,65 @@ class Recovery:
                     before = self._held.get(index)
                     target.begin_division(whole, tables.values(), before, self._committed, self._storage)
             for index, target in self._targets.items():
-                expected: dict[str, int] = {}
                 for shard in sorted(overlapping_servers(index, self._num_servers, self._num_before)):
                     if shard != index or index not in self._held:  # otherwise the rows are there
-                        self._plan(_Flow(shard, index), expected)
-                target.reserve(expected)
-                self.total_rows += sum(expected.values())
-        except ValueError as error:
+                        self._plan(_Flow(shard, index))
+                target.reserve({part: 0 for shard, part in self._rooms if shard == index})
+        except (ValueError, MemoryError) as error:  # there is no memory for rows of an impossible length
             raise ProtocolError(f"the state of other servers cannot be copied: {error}") from error
+        self.total_rows = sum(room.expected for room in self._rooms.values())
         self._states.clear()
 
-    def _plan(self, flow: _Flow, expected: dict[str, int]) -> None:
-        """Ask for the rows of a shard, and add to how many are expected of each part."""
+    def _plan(self, flow: _Flow) -> None:
+        """Ask for the rows of a shard, and note how many are expected of each part."""
         share = share_of_slots(flow.shard, self._num_before, flow.target, self._num_servers)
         margin = 1.0 if share == 1.0 else _MARGIN
-        parts = deque(name for name, count in self._states[flow.shard].parts.items() if count)
-        for name in parts:
-            expected[name] = expected.get(name, 0) + int(margin * share * self._states[flow.shard].parts[name])
+        parts = deque((name, count) for name, count in self._states[flow.shard].parts.items() if count)
+        for name, count in parts:
+            self._rooms.setdefault((flow.target, name), _Room()).expected += int(margin * share * count)
         if parts:
-            self._parts[flow] = parts
-            self._ask_for_rows(flow, 0)
+            self._flows[flow] = _Progress(parts)
+            self._ask_for_rows(flow)
 
-    def _go_on(self, flow: _Flow, following: int) -> None:
-        """Ask for the next rows; if there are none left, all of this flow is copied."""
-        self._places.pop(flow, None)
-        if following < 0:
-            self._parts[flow].popleft()
-        if self._parts[flow]:
-            self._ask_for_rows(flow, max(following, 0))
+    def _go_on(self, flow: _Flow, rows: ShardRows) -> None:
+        """Ask for the rows after some of a flow; if there are none left, all of it is copied."""
+        progress = self._flows[flow]
+        if rows.next < 0:
+            progress.parts.popleft()
+            progress.start = progress.copied = 0
         else:
-            del self._parts[flow]
+            progress.start = rows.next
+            progress.copied += len(rows.keys)
+        if progress.parts:
+            self._ask_for_rows(flow)
+        else:
+            del self._flows[flow]
 
-    def _ask_for_rows(self, flow: _Flow, start: int) -> None:
+    def _ask_for_rows(self, flow: _Flow) -> None:
         if flow.shard in self._held:
-            self._places[flow] = start
+            self._within.append(flow)
         else:
-            self._connections.send_to(self._sources[flow.shard], self._request(flow, start))
+            self._connections.send_to(self._sources[flow.shard], self._request(flow))
 
-    def _request(self, flow: _Flow, start: int) -> CopyRows:
-        return CopyRows(self._generation, flow.shard, flow.target, self._num_servers, self._parts[flow][0], start)
+    def _request(self, flow: _Flow) -> CopyRows:
+        progress = self._flows[flow]
+        part, _ = progress.parts[0]
+        return CopyRows(self._generation, flow.shard, flow.target, self._num_servers, part, progress.start)
 
     def _copy_within(self, flow: _Flow) -> None:
-        rows = answer(self._held[flow.shard], self._request(flow, self._places[flow]))
+        rows = answer(self._held[flow.shard], self._request(flow))
         assert isinstance(rows, ShardRows)
-        self._go_on(flow, rows.next)
+        self._go_on(flow, rows)
         self._store(rows)
 
     def _store(self, rows: ShardRows) -> None:
+        target, room = self._targets[rows.target], self._rooms[rows.target, rows.part]
+        before, room.arrived = room.arrived, room.arrived + len(rows.keys)
         try:
-            self._targets[rows.target].take_rows(rows.part, rows.keys, rows.columns)
+            if room.arrived > room.reserved:
+                room.reserved = max(room.arrived, min(room.expected, _AHEAD * room.arrived))
+                target.reserve({rows.part: room.reserved - before})
+            target.take_rows(rows.part, rows.keys, rows.columns)
         except ValueError as error:
             raise ProtocolError(f"rows of shard {rows.shard} cannot be copied: {error}") from error
         self.num_rows += len(rows.keys)

@@ -82,8 +82,8 @@ def read_push(sender: bytes, push: Push, shard: Shard, config: RunConfig) -> Gra
             if len(chunk.keys):
                 decoded = decode(chunk.gradients, config.wire_precision, config.dtype_name)
                 chunks.append((chunk.dim, chunk.keys, decoded))
-        shard.dense.check(push.dense)
-        shard.statistics.check(push.statistics)
+        shard.dense.check_push(push.dense)
+        shard.statistics.check_push(push.statistics)
     except ValueError as error:
         raise _refused(sender, push, error) from error
     return Gradients(tuple(chunks), push.dense, push.statistics)
@@ -95,7 +95,7 @@ def _check_keys(shard: Shard, dim: int, keys: Array) -> None:
         raise ValueError(f"rows of {dim}: this server has tables of {sorted(shard.stores)}")
     if keys.dtype != np.int64 or keys.ndim != 1:
         raise ValueError(f"keys: must be int64 (n,), are {keys.dtype} {keys.shape}")
-    store.check(keys)
+    store.check_keys(keys)
 
 
 def _check_definition(define: Define, shard: Shard) -> None:
@@ -115,9 +115,9 @@ def _check_definition(define: Define, shard: Shard) -> None:
     for name, piece in define.dense.items():
         if "::" in name or piece.values.dtype not in (np.float32, np.float64):
             raise ValueError(f"parameter {name!r}: is {piece.values.dtype}, or has the name of an optimizer's state")
-    shard.dense.check({name: piece.values for name, piece in define.dense.items() if name in shard.dense.names})
+    shard.dense.check_push({name: piece.values for name, piece in define.dense.items() if name in shard.dense.names})
     known_statistics = shard.statistics.names
-    shard.statistics.check({name: v for name, v in define.statistics.items() if name in known_statistics})
+    shard.statistics.check_push({name: v for name, v in define.statistics.items() if name in known_statistics})
 
 
 def _name(sender: bytes) -> str:

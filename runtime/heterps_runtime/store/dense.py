@@ -19,7 +19,9 @@ from heterps_runtime.store.kernel import AnyFloats, kernel, view
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.rows import count_unusable, largest_usable
 
-__all__ = ["LAST_STEP", "DenseStore", "state_names", "update_dense"]
+Array = np.ndarray[Any, Any]
+
+__all__ = ["LAST_STEP", "DenseStore", "read_step", "state_names", "update_dense"]
 
 LAST_STEP = "::step"  # in snapshots
 
@@ -53,8 +55,7 @@ class DenseStore:
         """
         if name in self._values:
             raise ValueError(f"parameter {name!r}: exists already")
-        if value.dtype not in (np.float32, np.float64):
-            raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
+        _check_type(name, value)
         self._values[name] = np.array(value, order="C")
         self._state[name] = {
             state: np.full(value.shape, self.optimizer.options.get("initialAccumulator", 0.0), value.dtype)
@@ -70,7 +71,7 @@ class DenseStore:
         """
         return [self._value(name).copy() for name in names]
 
-    def check(self, push: Mapping[str, NDArray[Any]]) -> None:
+    def check_push(self, push: Mapping[str, NDArray[Any]]) -> None:
         """Check that gradients fit their parameters.
 
         Raises:
@@ -93,10 +94,10 @@ class DenseStore:
             has changed.
 
         Raises:
-            ValueError: as of `check`; nothing has changed.
+            ValueError: as of `check_push`; nothing has changed.
         """
         for push in pushes:
-            self.check(push)
+            self.check_push(push)
         given = [{name: view(grad, grad.dtype) for name, grad in push.items()} for push in pushes]
         unusable = sum(
             count_unusable(grad.reshape(-1), largest_usable(grad.dtype, len(given)))
@@ -133,30 +134,61 @@ class DenseStore:
         Raises:
             ValueError: an entry is missing, unknown, or of the wrong shape or dtype; nothing has changed.
         """
-        values = {name: array for name, array in snapshot.items() if "::" not in name}
-        expected = {LAST_STEP, *values} | {
-            f"{name}::{state}" for name in values for state in state_names(self.optimizer)
-        }
+        self.check_snapshot(snapshot)
+        loaded = DenseStore(self.optimizer)
+        for name in _parameters(snapshot):
+            loaded.add(name, snapshot[name])
+            for state, array in loaded._state[name].items():
+                array[...] = snapshot[f"{name}::{state}"]
+        self._values, self._state, self.step = loaded._values, loaded._state, read_step(snapshot[LAST_STEP])
+        self.nbytes = loaded.nbytes
+
+    def check_snapshot(self, snapshot: Mapping[str, Array]) -> None:
+        """Check that `load` can take a snapshot.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        states, parameters = state_names(self.optimizer), _parameters(snapshot)
+        expected = {LAST_STEP, *parameters} | {f"{name}::{state}" for name in parameters for state in states}
         if expected != set(snapshot):
             missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
             raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
-        loaded = DenseStore(self.optimizer)
-        for name, value in values.items():
-            loaded.add(name, value)
-            for state, array in loaded._state[name].items():
+        read_step(snapshot[LAST_STEP])
+        for name in parameters:
+            value = snapshot[name]
+            _check_type(name, value)
+            for state in states:
                 saved = snapshot[f"{name}::{state}"]
-                if saved.shape != array.shape or saved.dtype != array.dtype:
+                if saved.shape != value.shape or saved.dtype != value.dtype:
                     raise ValueError(
-                        f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, is {saved.dtype} {saved.shape}"
+                        f"snapshot: {name}::{state} must be {value.dtype} {value.shape}, is {saved.dtype} {saved.shape}"
                     )
-                array[...] = saved
-        self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot[LAST_STEP])
-        self.nbytes = loaded.nbytes
 
     def _value(self, name: str) -> AnyFloats:
         if name not in self._values:
             raise ValueError(f"parameter {name!r}: is unknown, there are {', '.join(self._values)}")
         return self._values[name]
+
+
+def read_step(value: Array) -> int:
+    """The number of the last step, as snapshots have it.
+
+    Raises:
+        ValueError: it is no whole number >= 0.
+    """
+    if value.shape or value.dtype != np.int64 or value < 0:
+        raise ValueError(f"snapshot: step must be an int64 >= 0, is {value.dtype} {value.tolist()}")
+    return int(value)
+
+
+def _parameters(snapshot: Mapping[str, Array]) -> list[str]:
+    return [name for name in snapshot if "::" not in name]
+
+
+def _check_type(name: str, value: Array) -> None:
+    if value.dtype not in (np.float32, np.float64):
+        raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
 
 
 def update_dense(

@@ -152,10 +152,11 @@ class KeyedRows:
             At most as many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
 
         Raises:
-            ValueError: no store has a row at `start`.
+            ValueError: `start` is negative.
         """
-        if not 0 <= start <= MAX_ROWS:
-            raise ValueError(f"start: must be in 0 .. {MAX_ROWS}, is {start}")
+        if start < 0:
+            raise ValueError(f"start: must not be negative, is {start}")
+        start = min(start, self._num_rows)
         found, end = np.empty(rows_of_piece(self.row_nbytes), np.int32), np.full(1, start, np.int64)
         count = find_marked(self.changes.marks, start, self._num_rows, LOADED, self.changes.now, found, end)
         rows = found[:count]

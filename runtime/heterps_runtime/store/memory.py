@@ -7,6 +7,7 @@ no memory.
 
 from __future__ import annotations
 
+import math
 import mmap
 from contextlib import suppress
 from typing import Any
@@ -27,13 +28,16 @@ class Slab:
 
     Attributes:
         array: the current memory. Read it again after `reserve`, which may move it. A remaining old view forces a copy.
+
+    Raises:
+        MemoryError: there is not enough memory.
     """
 
     def __init__(self, dtype: DTypeLike, row_shape: tuple[int, ...] = (), capacity: int = 1024) -> None:
         self._dtype = np.dtype(dtype)
         self._row_shape = row_shape
-        self.row_nbytes = int(self._dtype.itemsize * np.prod(row_shape, dtype=np.int64))
-        self._map = mmap.mmap(-1, capacity * self.row_nbytes, flags=_FLAGS)
+        self.row_nbytes = self._dtype.itemsize * math.prod(row_shape)
+        self._map = _anonymous(capacity, self.row_nbytes)
         self._populated = self._released = 0  # bytes
         self.array: NDArray[Any] = self._over_map(capacity)
 
@@ -58,7 +62,7 @@ class Slab:
         except (BufferError, SystemError):  # another view exists, or this system has no mremap
             self.array = self._over_map(old)
             self._copy_into_larger(new)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self.array = self._over_map(old)
             raise MemoryError(f"no memory for {new} rows of {self.row_nbytes} bytes") from error
         self.array = self._over_map(new)
@@ -90,10 +94,7 @@ class Slab:
                 self._map.madvise(mmap.MADV_DONTNEED, start, len(self._map) - start)
 
     def _copy_into_larger(self, capacity: int) -> None:
-        try:
-            larger = mmap.mmap(-1, capacity * self.row_nbytes, flags=_FLAGS)
-        except OSError as error:
-            raise MemoryError(f"no memory for {capacity} rows of {self.row_nbytes} bytes") from error
+        larger = _anonymous(capacity, self.row_nbytes)
         old = self.array
         self._map = larger
         self._over_map(capacity)[: len(old)] = old
@@ -103,5 +104,17 @@ class Slab:
             with suppress(OSError):  # a kernel without huge pages refuses
                 # Rows are accessed at random: larger pages cause fewer TLB misses.
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-        count = capacity * int(np.prod(self._row_shape, dtype=np.int64))
+        count = capacity * math.prod(self._row_shape)
         return np.frombuffer(self._map, self._dtype, count).reshape(capacity, *self._row_shape)
+
+
+def _anonymous(num_rows: int, row_nbytes: int) -> mmap.mmap:
+    """Map memory for so many rows.
+
+    Raises:
+        MemoryError: there is not enough memory.
+    """
+    try:
+        return mmap.mmap(-1, num_rows * row_nbytes, flags=_FLAGS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {num_rows} rows of {row_nbytes} bytes") from error

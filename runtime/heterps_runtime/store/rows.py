@@ -86,7 +86,7 @@ class RowStore(KeyedRows):
         """As of `KeyedRows`, with the candidates."""
         return super().nbytes + (self.candidates.nbytes if self.candidates else 0)
 
-    def check(self, keys: NDArray[np.int64]) -> None:
+    def check_keys(self, keys: NDArray[np.int64]) -> None:
         """Check that all `keys` (n,) are of this store's tables.
 
         Raises:
@@ -189,7 +189,7 @@ class RowStore(KeyedRows):
         _, unknown = self.find(keys)
         has_row = np.ones(len(keys), np.bool_)
         new = keys[unknown]
-        self.check(new)
+        self.check_keys(new)
         tables = new >> ID_BITS
         needed = self._min_steps[tables]
         counted = needed > 1

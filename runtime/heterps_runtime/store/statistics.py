@@ -47,7 +47,7 @@ class StatisticsStore:
         """
         return [self._value(name) for name in names]
 
-    def check(self, push: Mapping[str, Array]) -> None:
+    def check_push(self, push: Mapping[str, Array]) -> None:
         """Check that changes fit their arrays.
 
         Raises:
@@ -66,10 +66,10 @@ class StatisticsStore:
             scale: 1 / (samples of the step).
 
         Raises:
-            ValueError: as of `check`; nothing has changed.
+            ValueError: as of `check_push`; nothing has changed.
         """
         for push in pushes:
-            self.check(push)
+            self.check_push(push)
         for name in dict.fromkeys(name for push in pushes for name in push):
             value = self._value(name)
             changes = [push[name] for push in pushes if name in push]

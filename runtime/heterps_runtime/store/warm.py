@@ -48,7 +48,7 @@ def warm_up_server(
     keys = np.arange(1_000, dtype=np.int64)  # more than a new index holds: growth is a kernel too
     store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", len(keys))})
     grads = np.zeros((len(keys), 1), dtype)
-    store.check(keys)
+    store.check_keys(keys)
     store.apply([(keys, grads), (keys, grads)], 1.0, 1)
     store.pull(keys)
     _, copy = store.begin_snapshot()

@@ -33,7 +33,7 @@ from heterps_runtime.wire.messages import (
 from heterps_runtime.wire.sequence import Stamp
 from tests.heterps_runtime.helpers.coordinator_world import World
 
-__all__ = ["ask", "regular"]
+__all__ = ["ask", "requests"]
 
 GENERATION, SENDER = 1, b"worker-0-0/1"
 TABLES = (Table(0, "small", 40, 2, None), Table(3, "large", 1000, 4, 0))
@@ -95,7 +95,7 @@ def ask(message: Message) -> None:
         server._carry_out(Commit(GENERATION, step, 4))
 
 
-def regular() -> Iterator[Message]:
+def requests() -> Iterator[Message]:
     """A request of each kind that is answered."""
     more = {"bias": DensePiece(0, (2,), np.ones(2, np.float32))}
     yield Define(GENERATION, 0, (*TABLES, Table(4, "third", 10, 4, None)), DENSE | more, STATISTICS)

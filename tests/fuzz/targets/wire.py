@@ -17,20 +17,24 @@ from heterps_runtime.errors import ProtocolError, UserError
 from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.link import Credentials, read_identity
-from heterps_runtime.wire.messages import MESSAGES, Array, DensePiece
+from heterps_runtime.wire.messages import MESSAGES, Array, DensePiece, Message
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Peers, Stamp
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 
 
-def _decode_checked(data: bytes) -> None:
-    """Decode frames with the right checksum, so that mutations get past it."""
+def decode_checked(data: bytes) -> Message:
+    """Decode frames with the right checksum, so that mutations get past it.
+
+    Raises:
+        ProtocolError: they are no message.
+    """
     frames, stamp = data.split(SEPARATOR), bytes(16)
     checksum = xxhash.xxh3_64(stamp)
     for frame in frames:
         checksum.update(frame)
-    decode([checksum.digest() + stamp, *frames])
+    return decode([checksum.digest() + stamp, *frames])
 
 
 def _decode_raw(data: bytes) -> None:
@@ -94,7 +98,7 @@ _SECURITY = LinkSecurity("token", encrypted=False)
 TARGETS = [
     Target(
         "wire.message",
-        _decode_checked,
+        decode_checked,
         (ProtocolError,),
         lambda: [SEPARATOR.join(frames[1:]) for frames in _messages()],
         Form.JSON,

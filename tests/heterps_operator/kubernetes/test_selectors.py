@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from heterps_operator.kubernetes.reading.selectors import SelectorError, selects
@@ -61,6 +63,8 @@ def test_an_expression_has_the_scheduler_s_value(expression: str, expected: bool
         (f'{OWN}.driverVersion.isGreaterThan(quantity("1"))', "no such overload"),
         (f'semver("1").isLessThan({OWN}.driverVersion)', "semver"),
         (f"{OWN}.cores", "is no condition"),
+        ("int(1e400) == 1", "int(1e400) == 1"),  # beyond what cel-python expects
+        ('["a"].exists(1, true)', "exists"),
         ("device.driver ==", "device.driver =="),
         ("(" * 2000 + "true" + ")" * 2000, "("),
         (f"cel.bind(own, {OWN}, own.ecc)", "cel.bind"),  # cel-python has no such macro
@@ -83,3 +87,16 @@ def test_a_device_must_fulfil_all_selectors_and_a_class_without_any_has_every_de
 def test_a_selector_of_a_later_kubernetes_is_an_error() -> None:
     with pytest.raises(SelectorError, match="another kind than cel"):
         selects([{"rego": {"expression": "true"}}], DRIVER, DEVICE)
+
+
+@pytest.mark.parametrize("operator", ["&&", "||"])
+def test_many_errors_in_one_expression_take_little_memory(operator: str) -> None:
+    """A selector for the devices of one driver fails at those of another one, in each of its parts."""
+    expression = f" {operator} ".join(f'device.attributes["other.example.com"].a{i} == "x"' for i in range(20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SelectorError, match="a0"):
+            selects(make_class(expression)["spec"]["selectors"], DRIVER, DEVICE)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -101,3 +101,12 @@ def test_a_wrong_request_ends_no_server(damage: Callable[[], CopyRows], text: st
     beyond = answer(server.shard, CopyRows(1, 0, 0, 1, "group-3", 10**12))
     assert isinstance(beyond, ShardRows)
     assert (len(beyond.keys), beyond.next) == (0, -1)
+
+
+def test_there_are_no_rows_behind_the_last_one(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.train(range(20))
+    for start in (20, 10**12, 10**30):
+        rows = _ask(server.shard, CopyRows(1, 0, 0, 1, "group-3", start))
+        assert isinstance(rows, ShardRows)
+        assert (len(rows.keys), rows.next) == (0, -1)
