@@ -180,9 +180,8 @@ def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> It
                 try:
                     trained = differ(rows, draw(record, ids))
                 except ValueError as error:
-                    raise DamagedError(
-                        f"{model.storage.address} cannot say what {record.name!r} began with: {error}"
-                    ) from error
+                    where = model.storage.path(MODEL_DESCRIPTION)
+                    raise DamagedError(f"{where} has no initial values of {record.name!r} ({error})") from error
                 ids, rows = ids[trained], rows[trained]
             yield RowBlock(record.dim, (record.index << ID_BITS) | ids, rows, {})
 
