@@ -227,13 +227,21 @@ def _whole_numbers(document: Any) -> None:
     document["tables"][1]["dtype"] = "int64"
 
 
+def _no_text_option(document: Any) -> None:
+    document["tables"][1]["init"] = {"\ud800": 1}  # the manifest of the checkpoint could not be written
+
+
 def _unknown(document: Any) -> None:
     document["tables"][0]["init"] = {"distribution": "?"}
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [(_whole_numbers, "has tables that no job trains"), (_unknown, "has no initial values of 'small")],
+    [
+        (_whole_numbers, "has tables that no job trains"),
+        (_unknown, "has no initial values of 'small"),
+        (_no_text_option, "has no initial values of 'wide/x"),
+    ],
 )
 def test_a_job_does_not_begin_with_tables_that_no_job_has(models: list[Path], change: Change, text: str) -> None:
     describe(models[0], "model.json", change)
