@@ -121,9 +121,7 @@ class ExportedModel:
         for table in self.tables.values():
             expected = np.dtype(table.dtype), (table.num_embeddings, table.dim)
             if any(found.get(name) != expected for name in table.state_names):
-                raise DamagedError(
-                    f"{where}: table {table.name!r} is not in {TENSORS_FILE} as it says", MODEL_DESCRIPTION
-                )
+                raise DamagedError(f"{where} has another table {table.name!r} than {TENSORS_FILE}", MODEL_DESCRIPTION)
 
     @property
     def values(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

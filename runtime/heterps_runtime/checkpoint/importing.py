@@ -155,6 +155,12 @@ def _import_model(
         for index, table in enumerate(model.tables.values())
     )
     draw = initial_rows(model.seed)
+    for table in tables:
+        try:
+            draw(table, np.empty(0, np.int64))
+        except ValueError as error:
+            where = model.storage.path(MODEL_DESCRIPTION)
+            raise DamagedError(f"{where} has no initial values of {table.name!r} ({error})") from error
     entries: list[FileEntry] = []
     for dim, keys, rows, state in _collected(block for table in tables for block in _trained(model, table, draw)):
         number = len(entries)
@@ -177,12 +183,7 @@ def _trained(model: ExportedModel, record: TableRecord, draw: InitialRows) -> It
         for start, ids in stored.pieces():
             rows = stored.at(np.arange(start, start + len(ids)))
             if table.file is None:
-                try:
-                    trained = differ(rows, draw(record, ids))
-                except ValueError as error:
-                    raise DamagedError(
-                        f"{model.storage.address} cannot say what {record.name!r} began with: {error}"
-                    ) from error
+                trained = differ(rows, draw(record, ids))
                 ids, rows = ids[trained], rows[trained]
             yield RowBlock(record.dim, (record.index << ID_BITS) | ids, rows, {})
 
