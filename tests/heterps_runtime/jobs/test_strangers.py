@@ -1,9 +1,9 @@
-"""A peer with the job's token whose requests do not fit costs the generation, not the job."""
+"""A peer with the job's token whose messages do not fit costs the generation, not the job."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,55 +12,73 @@ import numpy as np
 import pytest
 import zmq
 
+from heterps_runtime.coordinator.membership.members import Member
 from heterps_runtime.coordinator.steps import Steps
-from heterps_runtime.ps.server import ParameterServer
-from heterps_runtime.wire.messages import Chunk, Pull, PullDense, Push, ToServer
+from heterps_runtime.wire.messages import Array, Chunk, Forward, Join, Message, Pull, PullDense, Push
 from heterps_runtime.wire.transport import Connection
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import ThreadedJob, counting_configuration, trained_model
 
 pytestmark = pytest.mark.slow
 
-STEPS, HELD = 30, 20  # no step from HELD on is committed before the last request
+STEPS, HELD = 30, 20  # no step from HELD on is committed before the last message
 NAME = "worker-9-9"
 KEYS = np.arange(2, dtype=np.int64)
-REQUESTS: list[tuple[Callable[[int], ToServer], str]] = [
+Messages = Sequence[tuple[Callable[[int], Message], str]]
+TO_SERVER: Messages = (
     (lambda generation: Pull(generation, 1, 0, {77: KEYS}), "pull that does not fit: rows of 77"),
     (lambda generation: PullDense(generation, 1, 0, ("no such parameter",)), "pull-dense that does not fit"),
     (
         lambda generation: Push(generation, 0, 5, NAME, (Chunk(77, KEYS, np.ones((2, 77))),), {}, {}),
         "push that does not fit: rows of 77",
     ),
-]
+)
+
+
+def _activation(generation: int, step: int, index: int, **tensors: Array) -> Forward:
+    return Forward(generation, step, True, 0, index, tensors, (), ())
+
+
+TO_WORKER: Messages = (
+    (lambda generation: _activation(generation, 10**6, 0), "activations of step 1000000 arrived"),
+    (lambda generation: _activation(generation, 25, 77), "micro-batch 77 of step 25 are for another worker"),
+    (lambda generation: _activation(generation, 25, 0, x=KEYS), "micro-batch 0 of step 25 are ['x'], not ['dense', 'embedding', 'label']"),
+)
 
 
 def _is_past(generation: int, status: dict[str, Any]) -> bool:
     return bool(status["generation"] > generation)
 
 
-def test_each_request_that_does_not_fit_begins_a_generation_in_which_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("receiver", "messages"), [("ps-0", TO_SERVER), ("worker-1-0", TO_WORKER)])
+def test_a_message_that_does_not_fit_begins_a_generation_in_which_training_goes_on(
+    receiver: str,
+    messages: Messages,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    addresses: list[str] = []
-    join = ParameterServer._join
+    addresses: dict[str, str] = {}
+    joining = Member.joining
 
-    def note_address(server: ParameterServer) -> None:
-        addresses.append(server._address)
-        join(server)
+    def note_address(name: str, incarnation: str, words: Join) -> Member:
+        addresses[name] = words.address
+        return joining(name, incarnation, words)
 
-    monkeypatch.setattr(ParameterServer, "_join", note_address)
+    monkeypatch.setattr(Member, "joining", note_address)
     complete, released = Steps.complete, threading.Event()
     monkeypatch.setattr(
         Steps, "complete", lambda steps, step, n: (step < HELD or released.is_set()) and complete(steps, step, n)
     )
     job = ThreadedJob(counting_configuration(tmp_path / "job", "hybrid", steps=STEPS))
-    job.start([("cpu", 2, 1)], 1)
+    job.start([("cpu", 0, 1), ("cpu", 2, 1)], 1)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     job.wait(lambda status: status["committedSteps"] >= 4)
-    for make, problem in REQUESTS:
+    for make, problem in messages:
         generation = job.status()["generation"]
-        connection = Connection(context, addresses[0], f"{NAME}/{generation}", job.credentials.security, generation)
-        if problem == REQUESTS[-1][1]:
+        identity = f"{NAME}/{generation}"
+        connection = Connection(context, addresses[receiver], identity, job.credentials.security, generation)
+        if problem == messages[-1][1]:
             released.set()  # the generation that follows goes on to the end
         connection.send(make(generation))
         job.wait(partial(_is_past, generation))
@@ -70,7 +88,7 @@ def test_each_request_that_does_not_fit_begins_a_generation_in_which_training_go
     job.close()
     assert not job.failures, "\n".join(job.failures)
     log = capfd.readouterr().err
-    for _, problem in REQUESTS:
-        assert f"joining again: '{NAME}' sent a {problem}" in log
+    for _, problem in messages:
+        assert any("joining again: " in line and problem in line for line in log.splitlines()), log
     assert "RolledBack" not in [event["reason"] for event in status["events"]]
     assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)

@@ -59,7 +59,7 @@ def test_a_division_is_computed_once_for_all_steps_that_have_it(monkeypatch: pyt
     one = Schedule(Batches(2 * 333 + 21, 333), (Allocation.even(333, [111, 37]),), stage=1, rank=5, per_worker=2)
     for step in range(30):
         assert one.mine(step) is one.mine(step), "found among those of all workers once"
-        assert set(one.mine(step)) <= set(one.all(step))
+        assert set(one.mine(step)) <= set(steps_schedule._divide(one.allocation(step), one.batches.size(step), 2))
     assert divisions == [333, 21]
 
 

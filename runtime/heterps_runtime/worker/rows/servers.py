@@ -75,6 +75,7 @@ class Initialised:
 class _Pull:
     dense_only: bool
     waiting: set[int] = field(default_factory=set)
+    names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by server
     keys: dict[int, ServerKeys] = field(default_factory=dict)
     rows: dict[int, Array] = field(default_factory=dict)
     dense: dict[str, dict[int, Array]] = field(default_factory=dict)  # name -> server -> piece
@@ -169,6 +170,7 @@ class ServerClient:
             mine = tuple(n for n in names if n in self._held[i])
             if mine:
                 pull.waiting.add(i)
+                pull.names[i] = mine
                 self._send(i, PullDense(self._generation, request, min_version, mine))
         return request
 
@@ -235,13 +237,36 @@ class ServerClient:
                 pull = self._pulls.get(answer.request)
                 if pull is None:
                     return None
-                pull.waiting.discard(server)
+                self._check(server, pull, answer)
+                pull.waiting.remove(server)
                 if isinstance(answer, Rows):
                     self._take_rows(server, pull, answer.rows)
                 else:
                     for name, values in answer.values.items():
                         pull.dense.setdefault(name, {})[server] = values
                 return None if pull.waiting else self._finish(answer.request, pull)
+
+    def _check(self, server: int, pull: _Pull, answer: Rows | Dense) -> None:
+        """Check that an answer has what a server was asked for.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        if server not in pull.waiting or pull.dense_only != isinstance(answer, Dense):
+            raise ProtocolError(f"server {server} answered with {answer.op!r} what it was not asked for")
+        found: dict[Any, Any]
+        expected: dict[Any, Any]
+        if isinstance(answer, Dense):
+            found = {name: values.size for name, values in answer.values.items()}
+            held = self._held[server]
+            expected = {name: held[name].stop - held[name].start for name in pull.names[server]}
+        else:
+            dtype = self._dtype if self._wire == "full" else np.dtype(np.uint16)
+            found = {dim: (values.shape, values.dtype) for dim, values in answer.rows.items()}
+            counts = {dim: known.part(server) for dim, known in pull.keys.items()}
+            expected = {dim: ((part.stop - part.start, dim), dtype) for dim, part in counts.items()}
+        if found != expected:
+            raise ProtocolError(f"server {server} answered a request for {expected} with {found}")
 
     def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
         """Put a server's rows beside those of the others."""

@@ -23,6 +23,12 @@ from heterps_runtime.intake import LabelError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Backward, Commit, Evaluated, Forward
 from heterps_runtime.worker.rows.servers import Initialised, Pushed
+from heterps_runtime.worker.steps.arrivals import (
+    MOST_EARLY,
+    MOST_STEPS_AHEAD,
+    check_activation,
+    check_gradients,
+)
 from heterps_runtime.worker.steps.choosing import next_backward, next_forward
 from heterps_runtime.worker.steps.consistency import Reads
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
@@ -350,15 +356,20 @@ class Engine:
         step, training = message.step, self._schedule.training
         if not self._started or message.training != training or not self._schedule.knows(message.allocation):
             # The sender has received an order of the coordinator that has not arrived here yet.
+            if len(self._early) == MOST_EARLY:
+                raise ProtocolError(f"{MOST_EARLY} activations refer to an order that has not arrived")
             self._early.append((sender, message))
             return
+        last = min(self._last_step - 1, self.committed + self._ahead() + MOST_STEPS_AHEAD if training else step)
+        if not 0 <= step <= last:
+            raise ProtocolError(f"activations of step {step} arrived, the last one is {last}")
         taken = self._taken.setdefault(step, set())
         if message.index in taken or (training and step < self.committed):
             # Computed again, it would take the place of another micro-batch of the step.
             raise ProtocolError(f"the activations of micro-batch {message.index} of step {step} arrived twice")
+        micro = check_activation(message, self._schedule.mine(step), self._stage.module.inputs)
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
-        micro = self._schedule.all(step)[message.index]
         tensors, block, largest = self._stage.receive(message.tensors, message.bfloat16, self.context.servers.count)
         if training:
             for name in message.differentiable:
@@ -380,6 +391,7 @@ class Engine:
         if not run.training:
             self._finish_work(work)
             return
+        check_gradients(message, work.outputs)
         run.loss_scale = message.loss_scale
         work.gradients = self._stage.take_tensors(message.gradients, _bfloat16(work.outputs))
         run.returned.append(work)

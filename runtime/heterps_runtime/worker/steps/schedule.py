@@ -59,10 +59,6 @@ class Schedule:
             return self.allocations[-1]
         return next(a for a in reversed(self.allocations) if a.from_step <= step)
 
-    def all(self, step: int) -> tuple[MicroBatch, ...]:
-        """All micro-batches of a step, by index."""
-        return _divide(self.allocation(step), self.batches.size(step), self.per_worker)
-
     def mine(self, step: int) -> tuple[MicroBatch, ...]:
         """This worker's micro-batches of a step."""
         size = self.batches.size(step)
