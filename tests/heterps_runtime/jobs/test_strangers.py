@@ -42,7 +42,10 @@ def _activation(generation: int, step: int, index: int, **tensors: Array) -> For
 TO_WORKER: Messages = (
     (lambda generation: _activation(generation, 10**6, 0), "activations of step 1000000 arrived"),
     (lambda generation: _activation(generation, 25, 77), "micro-batch 77 of step 25 are for another worker"),
-    (lambda generation: _activation(generation, 25, 0, x=KEYS), "micro-batch 0 of step 25 are ['x'], not ['dense', 'embedding', 'label']"),
+    (
+        lambda generation: _activation(generation, 25, 0, x=KEYS),
+        "micro-batch 0 of step 25 are ['x'], not ['dense', 'embedding', 'label']",
+    ),
 )
 
 
