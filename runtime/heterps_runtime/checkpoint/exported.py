@@ -17,14 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import DamagedError
-from heterps_runtime.checkpoint.format import TensorFile, checksum_of, dtype_of
+from heterps_runtime.checkpoint.format import DTYPES, TensorFile, checksum_of
 from heterps_runtime.checkpoint.manifest import ID_BITS
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE
 from heterps_runtime.errors import UserError
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
-__all__ = ["ExportedModel", "ExportedTable", "Rows", "SparseRows", "check_files", "differ", "identity_of", "pieces"]
+__all__ = [
+    "ExportedModel",
+    "ExportedTable",
+    "Rows",
+    "SparseRows",
+    "check_files",
+    "differ",
+    "dtype_of",
+    "identity_of",
+    "pieces",
+]
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -273,6 +283,18 @@ def differ(one: Array, other: Array) -> npt.NDArray[np.bool_]:
     left, right = (np.ascontiguousarray(values).reshape(shape).view(np.uint8) for values in (one, other))
     differing: npt.NDArray[np.bool_] = (left != right).any(axis=1)
     return differing
+
+
+def dtype_of(name: object) -> np.dtype[Any]:
+    """The type of arrays that a description names.
+
+    Raises:
+        ValueError: no array of a file has such a type.
+    """
+    for dtype in DTYPES:
+        if str(dtype) == name:
+            return dtype
+    raise ValueError(f"{name!r} is no type of an array")
 
 
 def identity_of(description: bytes) -> str:

@@ -37,6 +37,7 @@ from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
 __all__ = [
+    "DTYPES",
     "FileEntry",
     "Origin",
     "TensorFile",
@@ -72,6 +73,7 @@ _NAMES: dict[np.dtype[Any], str] = {
     np.dtype("?"): "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES = tuple(_NAMES)  # of arrays that a file can have
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,6 @@ def specs_of(arrays: Mapping[str, Array]) -> dict[str, TensorSpec]:
         ValueError: an array's type cannot be stored.
     """
     return {key: TensorSpec(_little_endian(key, value.dtype), value.shape) for key, value in arrays.items()}
-
-
-def dtype_of(name: object) -> np.dtype[Any]:
-    """The type of arrays that a description names, as `str` of it.
-
-    Raises:
-        ValueError: no array of a file has such a type.
-    """
-    found = next((dtype for dtype in _NAMES if str(dtype) == name), None)
-    if found is None:
-        raise ValueError(f"{name!r} is no type of an array")
-    return found
 
 
 def wide_first(specs: Mapping[str, TensorSpec]) -> list[str]:

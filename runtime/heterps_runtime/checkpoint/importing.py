@@ -112,6 +112,8 @@ def _import_checkpoint(
 ) -> CheckpointManifest:
     if any(not 0 <= table.index < MAX_TABLES for table in manifest.tables):
         raise DamagedError(f"{manifest.folder} has tables that no key can be of")
+    for kind in ("group", "candidates"):
+        manifest.ages(kind)  # whose error is this checkpoint's, and must not become one of the checkpoint made of it
     entries: list[FileEntry] = []
     kinds = ("group", "candidates") if with_state else ("group",)
     for file in manifest.files_of("rows"):  # each by itself: a row may be in several, and the last is valid

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from heterps_runtime.checkpoint.delta import DELTA_DESCRIPTION, write_delta
 from heterps_runtime.checkpoint.errors import CheckpointError, ImportedModelError
-from heterps_runtime.checkpoint.exported import ExportedModel, identity_of
-from heterps_runtime.checkpoint.format import TensorFile, TensorSpec, _header, dtype_of, wide_first
+from heterps_runtime.checkpoint.exported import ExportedModel, dtype_of, identity_of
+from heterps_runtime.checkpoint.format import TensorFile, TensorSpec, _header, wide_first
 from heterps_runtime.checkpoint.importing import TableMap, import_values, imported_values
 from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, _checksum
 from heterps_runtime.checkpoint.patching import Delta, apply_delta

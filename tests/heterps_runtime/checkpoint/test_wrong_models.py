@@ -315,6 +315,20 @@ def test_tables_of_a_checkpoint_have_keys(models: list[Path]) -> None:
         begin(source, source.with_name("target"))
 
 
+def test_tables_of_a_checkpoint_have_ages(models: list[Path]) -> None:
+    source = models[0].parent / "checkpoints"
+
+    def change(manifest: CheckpointManifest) -> CheckpointManifest:
+        tables = (*manifest.tables[:2], replace(manifest.tables[2], unused_steps=10**30))
+        return replace(manifest, tables=tables, files=())
+
+    rewrite_manifest(source, change)
+    with pytest.raises(
+        ImportedModelError, match=r"table 'narrow\.weight' has the index 2, and 10+ steps in turns of 1"
+    ):
+        begin(source, source.with_name("target"))
+
+
 def test_an_optimizer_that_is_no_object_is_another_one(models: list[Path]) -> None:
     source = models[0].parent / "checkpoints"
     fingerprint = {"training.optimizer.dense": "adam"}
