@@ -21,7 +21,7 @@ def run_tools_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         if command[: len(program)] != program:
-            return subprocess.run(command, **options)  # noqa: PLW1510
+            return subprocess.run(command, **options)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             code = main(command[len(program) :])
         return subprocess.CompletedProcess(command, code, out.getvalue().encode())
