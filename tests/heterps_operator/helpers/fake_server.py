@@ -134,7 +134,8 @@ class FakeServer(KubernetesApi):
     def _store(self, path: str, value: Json) -> Json:
         value["metadata"]["resourceVersion"] = str(next(self._versions))
         self.objects[path] = value
-        return copied(value)
+        answer: Json = copied(value)
+        return answer
 
     def _record(self, verb: str, path: str) -> None:
         self.requests.append((verb, path))
