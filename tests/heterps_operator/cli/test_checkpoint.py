@@ -18,7 +18,15 @@ from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
 from heterps_runtime.checkpoint import Storage, find_latest, take_over
 from heterps_runtime.checkpoint.retention import retain
+from tests.heterps_operator.helpers.in_process import run_tools_in_process
 from tests.heterps_runtime.helpers.checkpoint_samples import owner_of, write_checkpoint, write_state
+
+
+@pytest.fixture(autouse=True)
+def _few_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test uses processes as users do; the others are about what the tools do."""
+    if request.function is not test_all_are_listed_newest_first_and_what_is_wrong_with_one:
+        run_tools_in_process(monkeypatch)
 
 
 @pytest.fixture

@@ -17,7 +17,15 @@ from heterps_operator.cli.session import Programs
 from heterps_runtime.checkpoint import Storage
 from heterps_runtime.checkpoint.manifest import write_manifest
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+from tests.heterps_operator.helpers.in_process import run_tools_in_process
 from tests.heterps_runtime.helpers.checkpoint_samples import owner_of, random_groups, write_checkpoint, write_state
+
+
+@pytest.fixture(autouse=True)
+def _few_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test uses processes as users do; the others are about what the tools do."""
+    if request.function is not test_checkpoints_become_models_and_a_delta_makes_the_one_of_the_other:
+        run_tools_in_process(monkeypatch)
 
 
 @pytest.fixture

@@ -16,6 +16,15 @@ Json = dict[str, Any]
 CREATED = "2026-03-01T10:00:00Z"
 
 
+def copied(value: Any) -> Any:
+    """Copy a document, of which JSON is faster copied than by `copy.deepcopy`: that remembers each value."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else copy.deepcopy(value)
+
+
 class FakeServer(KubernetesApi):
     """An API server for the client, as the client that would speak to it.
 
@@ -41,13 +50,13 @@ class FakeServer(KubernetesApi):
         metadata = {"name": name, "uid": f"uid-{name}", "generation": 1, "creationTimestamp": CREATED}
         if "namespaces" in parts:
             metadata["namespace"] = parts[parts.index("namespaces") + 1]
-        value = {**copy.deepcopy(fields), "metadata": {**metadata, **copy.deepcopy(fields.get("metadata") or {})}}
+        value = {**copied(fields), "metadata": {**metadata, **copied(fields.get("metadata") or {})}}
         return self._store(path, value)
 
     def get(self, path: str) -> Json | None:
         self._record("get", path)
         found = self.objects.get(path)
-        return None if found is None else copy.deepcopy(found)
+        return None if found is None else copied(found)
 
     def list(
         self, path: str, label_selector: str = "", field_selector: str = "", limit: int = 0
@@ -55,7 +64,7 @@ class FakeServer(KubernetesApi):
         self._record("list", path)
         head, _, plural = path.rpartition("/")
         found = [
-            copy.deepcopy(value)
+            copied(value)
             for place, value in self.objects.items()
             if place.rpartition("/")[0] == path
             or (
@@ -125,7 +134,8 @@ class FakeServer(KubernetesApi):
     def _store(self, path: str, value: Json) -> Json:
         value["metadata"]["resourceVersion"] = str(next(self._versions))
         self.objects[path] = value
-        return copy.deepcopy(value)
+        answer: Json = copied(value)
+        return answer
 
     def _record(self, verb: str, path: str) -> None:
         self.requests.append((verb, path))
@@ -156,11 +166,11 @@ def _field(value: Any, path: str) -> Any:
 def _merge(old: Any, new: Any) -> Any:
     """Apply a merge patch; for whole objects this is close enough to server-side apply."""
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-        return copy.deepcopy(new)
-    merged = copy.deepcopy(dict(old))
+        return copied(new)
+    merged = {key: value if key in new else copied(value) for key, value in old.items()}
     for key, item in new.items():
         if item is None:
             merged.pop(key, None)
         else:
-            merged[key] = _merge(merged.get(key), item) if isinstance(item, Mapping) else copy.deepcopy(item)
+            merged[key] = _merge(merged.get(key), item) if isinstance(item, Mapping) else copied(item)
     return merged

@@ -18,7 +18,7 @@ from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
-from tests.heterps_operator.helpers.fake_server import FakeServer
+from tests.heterps_operator.helpers.fake_server import FakeServer, copied
 from tests.heterps_operator.helpers.world import PLAN
 
 Json = dict[str, Any]
@@ -47,7 +47,7 @@ class Server(FakeServer):
         self._record("update", path)
         if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        return self._store(path, copy.deepcopy(dict(body)))
+        return self._store(path, copied(dict(body)))
 
     def apply(self, path: str, body: Any, *_: Any, **options: Any) -> Json:
         before = self.objects.get(path, {})

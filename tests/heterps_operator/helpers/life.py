@@ -31,6 +31,7 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
+from tests.heterps_operator.helpers.fake_server import copied
 from tests.heterps_operator.helpers.job_world import PODS, Server, World
 from tests.heterps_operator.helpers.world import PLAN, PROFILE
 from tests.heterps_operator.helpers.world import World as Values
@@ -360,7 +361,7 @@ class Life(World):
     def _set(self, path: str, status: Mapping[str, Any]) -> None:
         item = {**self.server.objects[path], "status": dict(status)}
         self.server.objects[path] = item
-        self.cluster.pods.put(copy.deepcopy(item))
+        self.cluster.pods.put(copied(item))
 
 
 class _Nothing:

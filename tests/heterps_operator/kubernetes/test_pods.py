@@ -339,10 +339,17 @@ def test_merging_changes_neither_layer_and_the_upper_one_wins(lower: Any, upper:
     before = copy.deepcopy((lower, upper))
     merged = merge(lower, upper)
     assert (lower, upper) == before
+    assert not _containers(merged) & (_containers(lower) | _containers(upper)), "nothing is shared"
     if isinstance(upper, dict):
         plain = {key: value for key, value in upper.items() if not isinstance(value, dict | list | None)}
         assert plain.items() <= {key: value for key, value in merged.items() if key in plain}.items()
         assert not any(key in merged for key, value in upper.items() if value is None)
+
+
+def _containers(value: Any) -> set[int]:
+    """The identities of all mappings and lists of a document."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return set() if items is None else {id(value)}.union(*map(_containers, items))
 
 
 # --- gangs ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,31 @@ class Gate:
         monkeypatch.setattr(Shard, "push", push_when_open)
 
 
+class StepGate:
+    """Stops servers that are threads at pushes of a step and later ones, so that exactly the steps before it are made.
+
+    Args:
+        monkeypatch: of the test.
+        step: the first that is held.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        self._step, self._moved, push = float(step), threading.Condition(), Shard.push
+
+        def push_when_open(shard: Shard, step: int, worker: str, given: Gradients) -> None:
+            with self._moved:
+                self._moved.wait_for(lambda: step < self._step)
+            push(shard, step, worker, given)
+
+        monkeypatch.setattr(Shard, "push", push_when_open)
+
+    def move(self, step: float = math.inf) -> None:
+        """Let training go on to a later step; by default, to its end."""
+        with self._moved:
+            self._step = step
+            self._moved.notify_all()
+
+
 class CommitGate:
     """Lets each generation of a job commit a limited number of steps, so that training is not over before its next one.
 

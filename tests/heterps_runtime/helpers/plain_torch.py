@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer imports it: then what it makes would not be exempt from garbage collection
 from torch import nn
 
 from heterps_runtime.config import RunConfig

@@ -92,20 +92,31 @@ def test_no_committed_step_is_lost_wherever_a_server_dies(
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
 
 
-@pytest.mark.parametrize("stages", [TWO, MIXED])
-def test_one_server_after_the_other_may_lose_its_state(
-    stages: list[Stage], folder: Path, lose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With Adam, dense parameters in pieces, rows on disk and rules for rows, it is the model of plain PyTorch.
-
-    Servers encrypt what they copy from one another if the job asks for it.
-    """
-    work = folder / f"in-turn-{stages[1][0]}"
+def _with_everything(work: Path) -> dict[str, Any]:
+    """A job with Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
     document = _replicated(configuration(work, rows=4000, steps=90))
     document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
     document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
     document["job"]["spec"]["encryption"] = "Required"
-    expected = train(RunConfig.from_json(document), torch.float64)
+    return document
+
+
+@pytest.fixture(scope="module")
+def with_everything(folder: Path) -> dict[str, Any]:
+    """The model of `_with_everything`, as plain PyTorch trains it."""
+    return train(RunConfig.from_json(_with_everything(folder / "with-everything")), torch.float64)
+
+
+@pytest.mark.parametrize("stages", [TWO, MIXED])
+def test_one_server_after_the_other_may_lose_its_state(
+    stages: list[Stage],
+    folder: Path,
+    with_everything: dict[str, Any],
+    lose: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers encrypt what they copy from one another if the job asks for it."""
+    document = _with_everything(folder / f"in-turn-{stages[1][0]}")
     CommitGate(monkeypatch, 30, 60)
     job = ThreadedJob(document)
     job.start(stages, 2)
@@ -115,7 +126,7 @@ def test_one_server_after_the_other_may_lose_its_state(
     status = ended(job)
     assert status["generation"] >= 3
     assert "RolledBack" not in reasons(status)
-    assert_same_model(trained_model(status), expected)
+    assert_same_model(trained_model(status), with_everything)
 
 
 def test_what_both_servers_have_lost_comes_from_a_checkpoint(folder: Path, lose: Callable[..., None]) -> None:

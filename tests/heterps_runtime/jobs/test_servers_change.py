@@ -14,7 +14,7 @@ from heterps_runtime.contract import PATH_LOST, PATH_PLAN
 from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.gate import Gate
+from tests.heterps_runtime.helpers.gate import Gate, StepGate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -69,29 +69,52 @@ def _change(job: ThreadedJob, gate: Gate, stages: list[Stage], before: int, afte
     _begin_change(job, stages, before, after)
     job.wait(lambda status: status["generation"] > generation)
     gate.open.set()
-    names = {f"ps-{index}" for index in range(after)}
+    _await_servers(job, after)
+
+
+def _await_servers(job: ThreadedJob, servers: int) -> None:
+    names = {f"ps-{index}" for index in range(servers)}
     job.wait(lambda status: {m["name"] for m in status["members"] if m["role"] == "ps"} == names)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers-change")
+
+
+def _with_everything(work: Path) -> dict[str, Any]:
+    """A job with Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
+    document = _never_saved(configuration(work, rows=4000, steps=75))
+    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
+    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
+    document["job"]["spec"]["encryption"] = "Required"
+    return document
+
+
+@pytest.fixture(scope="module")
+def with_everything(folder: Path) -> dict[str, Any]:
+    """The model of `_with_everything`, as plain PyTorch trains it."""
+    return train(RunConfig.from_json(_with_everything(folder / "with-everything")), torch.float64)
 
 
 @pytest.mark.parametrize("stages", [TWO, MIXED])
 def test_the_model_is_the_same_with_more_and_fewer_servers(
-    stages: list[Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages: list[Stage], folder: Path, with_everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
-    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=5 * STEPS))
-    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
-    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
-    document["job"]["spec"]["encryption"] = "Required"
-    expected = train(RunConfig.from_json(document), torch.float64)
-    gate, job = Gate(monkeypatch), ThreadedJob(document)
+    gate, job = StepGate(monkeypatch, 15), ThreadedJob(_with_everything(folder / f"changes-{stages[1][0]}"))
     job.start(stages, 2)
-    _change(job, gate, stages, 2, 3, at=15)
-    _change(job, gate, stages, 3, 1, at=30)
-    _change(job, gate, stages, 1, 2, at=45)
+    for before, after, at in ((2, 3, 15), (3, 1, 30), (1, 2, 45)):
+        job.wait(lambda status: status["committedSteps"] >= at)  # noqa: B023  # asked in this round only
+        generation = job.status()["generation"]
+        _begin_change(job, stages, before, after)
+        job.wait(lambda status: status["generation"] > generation)  # noqa: B023
+        gate.move(at + 15)
+        _await_servers(job, after)
+    gate.move()
     status = ended(job)
     assert reasons(status).count("ServersChanged") == 3
     assert not {"RolledBack", "MemberLost"} & set(reasons(status))
-    assert_same_model(trained_model(status), expected)
+    assert_same_model(trained_model(status), with_everything)
 
 
 @pytest.mark.parametrize(("consistency", "replication"), [("sync", 2), ("hybrid", 1), ("async", 3)])
@@ -124,16 +147,25 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
     return found
 
 
+def _with_rules(work: Path) -> dict[str, Any]:
+    document = _never_saved(configuration(work, rows=4000, steps=STEPS))
+    document["job"]["spec"]["model"]["tables"] = RULES
+    return document
+
+
+@pytest.fixture(scope="module")
+def with_rules(folder: Path) -> dict[str, Any]:
+    """The model of `_with_rules`, as plain PyTorch trains it."""
+    return train(RunConfig.from_json(_with_rules(folder / "with-rules")), torch.float64)
+
+
 @pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("then", [1, 2, 3])
 def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
-    after: int, then: int, tmp_path: Path, stuck: list[Recovery]
+    after: int, then: int, folder: Path, with_rules: dict[str, Any], stuck: list[Recovery]
 ) -> None:
     """A worker is lost meanwhile, or a plan comes with the servers of before, or with yet another number."""
-    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=STEPS))
-    document["job"]["spec"]["model"]["tables"] = RULES
-    expected = train(RunConfig.from_json(document), torch.float64)
-    job = ThreadedJob(document)
+    job = ThreadedJob(_with_rules(folder / f"interrupted-{after}-{then}"))
     job.start(TWO, 2)
     job.wait(lambda status: status["committedSteps"] >= 15)
     _begin_change(job, TWO, 2, after)
@@ -145,7 +177,7 @@ def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
     status = ended(job)
     assert "RolledBack" not in reasons(status)
     assert reasons(status).count("ServersChanged") == (1 if then == after else 2)
-    assert_same_model(trained_model(status), expected)
+    assert_same_model(trained_model(status), with_rules)
 
 
 def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_checkpoint(
@@ -166,14 +198,27 @@ def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_check
     assert_same_model(trained_model(status), expected)
 
 
+def _with_copies(work: Path) -> dict[str, Any]:
+    return _never_saved(configuration(work, rows=4000, steps=2 * STEPS), replication=2)
+
+
+@pytest.fixture(scope="module")
+def with_copies(folder: Path) -> dict[str, Any]:
+    """The model of `_with_copies`, as plain PyTorch trains it."""
+    return train(RunConfig.from_json(_with_copies(folder / "with-copies")), torch.float64)
+
+
 @pytest.mark.parametrize(("after", "victim"), [(4, "ps-1"), (2, "ps-0"), (2, "ps-2")])
 def test_with_copies_a_server_may_be_lost_while_rows_move(
-    after: int, victim: str, tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery]
+    after: int,
+    victim: str,
+    folder: Path,
+    with_copies: dict[str, Any],
+    lose: Callable[..., None],
+    stuck: list[Recovery],
 ) -> None:
     """One that stays, or one that ends after the change: then the job does not wait for its successor."""
-    document = _never_saved(configuration(tmp_path / "job", rows=4000, steps=2 * STEPS), replication=2)
-    expected = train(RunConfig.from_json(document), torch.float64)
-    job = ThreadedJob(document)
+    job = ThreadedJob(_with_copies(folder / f"copies-{after}-{victim}"))
     job.start(TWO, 3)
     job.wait(lambda status: status["committedSteps"] >= 12)
     _begin_change(job, TWO, 3, after)
@@ -185,7 +230,7 @@ def test_with_copies_a_server_may_be_lost_while_rows_move(
     status = ended(job)
     assert "RolledBack" not in reasons(status)
     assert sum(m["role"] == "ps" for m in status["members"]) == after
-    assert_same_model(trained_model(status), expected)
+    assert_same_model(trained_model(status), with_copies)
 
 
 def test_the_next_checkpoint_has_the_rows_of_the_new_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,16 @@ def merge(lower: Any, upper: Any, field: str = "") -> Any:
         A new document that shares nothing with the two.
     """
     if isinstance(lower, Mapping) and isinstance(upper, Mapping):
-        result = {str(key): copy.deepcopy(value) for key, value in lower.items()}
-        for key, value in upper.items():
+        result = {str(key): value for key, value in lower.items()}
+        merged = set()
+        for name, value in ((str(key), value) for key, value in upper.items()):
             if value is None:
-                result.pop(str(key), None)
+                result.pop(name, None)
             else:
-                result[str(key)] = merge(result.get(str(key)), value, str(key))
-        return result
+                result[name] = merge(result.get(name), value, name)
+                merged.add(name)
+        # Each value is copied once, not again on every level above it.
+        return {name: value if name in merged else copy.deepcopy(value) for name, value in result.items()}
     if isinstance(upper, Mapping):  # merged over an empty mapping, so that nested nulls are removed too
         return merge({}, upper, field)
     if isinstance(upper, Sequence) and not isinstance(upper, str) and field in _KEYS:
