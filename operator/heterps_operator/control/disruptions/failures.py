@@ -44,8 +44,8 @@ _REASONS = {
     "Preempted": "a pod of higher priority took its place",
     "StartError": "its container could not start",
 }
-# Phases in which a member may end in order: its part is done, and the coordinator writes the model. An evaluation takes a
-# worker of each stage, so one that was told to end meanwhile is started again.
+# Phases in which a member may end in order: its part is done, and the coordinator writes the model. An evaluation takes
+# a worker of each stage, so one that was told to end meanwhile is started again.
 _MAY_LEAVE = frozenset({JobPhase.EXPORTING, *FINAL_PHASES})
 
 
