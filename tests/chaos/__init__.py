@@ -7,6 +7,7 @@ file system of the campaign (FUSE), and processes get signals. docs/testing.md e
     namespaces  isolates the campaign from the machine
     faults      the faults: drawn, waited for and injected
     job         the job under test
+    replanning  `heterps run` for jobs whose plan changes
     scene       the job with the faults around it
     campaign    a run from its start to its judgement
     results     recovery times, judgements and reports

@@ -98,6 +98,10 @@ def test_a_fault_during_a_change_waits_only_for_what_is_certain_to_come() -> Non
             if fault.op in IN_COPYING:
                 assert moves
                 assert before.servers != plan.servers, "no rows are copied otherwise"
+                if ">" in fault.target:
+                    asking, asked = fault.target.split(">")
+                    assert asking in plan.parameter_servers()
+                    assert asked in before.parameter_servers()
             if fault.op == "join" and moves:
                 assert plan.members() - before.members(), "no other process joins"
     assert moments == {*IN_SETUP, *IN_COPYING}

@@ -1,6 +1,7 @@
 """Faults: drawn, waited for and injected.
 
 kinds, schedule      which fault happens to whom, when and for how long: pure, drawn from a seed
+changes              changes of the plan between and during faults: pure, too
 moments              events of the protocol, recognised in the bytes that pass
 incident             a fault that has happened
 director             waits for the moment of each fault, and injects it

@@ -105,9 +105,9 @@ def _draw_meanwhile(generator: random.Random, kind: Kind, before: Topology, chan
     moment = generator.choice(_moments(before, change))
     fault = draw_single(generator, kind, generator.choice((before, after, union)), [], last=False, longest=longest)
     target = fault.target
-    servers = union.parameter_servers()
-    if kind.of == "link" and len(servers) > 1 and moment in IN_COPYING:
-        target = generator.choice([f"{a}>{b}" for a in servers for b in servers if a != b])
+    if kind.of == "link" and moment in IN_COPYING:  # who has a part of the new division asks who has one of the old
+        asking, asked = after.parameter_servers(), before.parameter_servers()
+        target = generator.choice([f"{a}>{b}" for a in asking for b in asked if a != b])
     return replace(fault, target=target, op=moment, step=-1, near=False, soon=True)
 
 

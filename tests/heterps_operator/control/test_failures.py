@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from heterps_operator.control.disruptions.failures import backoff_seconds, describe_exit
 from heterps_operator.control.reconcile import reconcile
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
+from heterps_runtime.contract import EXIT_INTERRUPTED
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
 
 
@@ -389,3 +392,17 @@ def test_what_takes_thousands_of_workers_at_once_is_told_in_a_few_events() -> No
     condition = reconcile(world.job, world.observed()).status.condition("PodsReady")
     assert condition.message.startswith("0 of 3000 members are ready; worker-0-0 absent, ")
     assert condition.message.endswith("worker-0-15 absent and 2,984 more")
+
+
+@pytest.mark.parametrize(("phase", "replaced"), [("Evaluating", True), ("Exporting", False)])
+def test_a_worker_that_was_told_to_end_is_replaced_as_long_as_it_is_needed(phase: str, *, replaced: bool) -> None:
+    """An evaluation takes a worker of each stage; the coordinator alone writes the model."""
+    world = World().training()
+    world.set_phase(phase)
+    world.settle()
+    world.end("worker-1-0", EXIT_INTERRUPTED)
+    actions = world.settle()
+    world.time += 100
+    actions += world.settle()
+    assert ("worker-1-0" in started(actions)) == replaced
+    assert world.status.failures == 0, "it was told to"

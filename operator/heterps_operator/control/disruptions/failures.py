@@ -44,8 +44,9 @@ _REASONS = {
     "Preempted": "a pod of higher priority took its place",
     "StartError": "its container could not start",
 }
-# Phases in which a member may end by itself: its part is done, others still evaluate or write the model.
-_MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *FINAL_PHASES})
+# Phases in which a member may end in order: its part is done, and the coordinator writes the model. An evaluation takes
+# a worker of each stage, so one that was told to end meanwhile is started again.
+_MAY_LEAVE = frozenset({JobPhase.EXPORTING, *FINAL_PHASES})
 
 
 def backoff_seconds(failures: int) -> float:
