@@ -285,6 +285,11 @@ def with_fewer_servers() -> World:
     return world
 
 
+def test_a_change_of_the_servers_alone_says_so(with_fewer_servers: World) -> None:
+    [event] = [event for event in with_fewer_servers.events if event.reason == "Redivided"]
+    assert " with 2 -> 1 parameter servers does by the corrected profile" in event.message
+
+
 def test_the_end_of_a_dropped_server_is_no_death(with_fewer_servers: World) -> None:
     world = with_fewer_servers
     world.end("ps-1", 0)

@@ -83,7 +83,9 @@ def take_stages(job: JobSpec, observed: Observed, status: Status, plan: JobPlan,
         return status  # other jobs took the units meanwhile
     restarts = needs_restart(job, observed, plan, new)
     how = "the job saves a checkpoint and moves to it" if restarts else "the job changes to it while it runs"
-    text = f"{asked.message}; {new.summary} does by the corrected profile: {how}"
+    same = new.servers.replicas == plan.servers.replicas
+    servers = "" if same else f" with {plan.servers.replicas} -> {new.servers.replicas} parameter servers"
+    text = f"{asked.message}; {new.summary}{servers} does by the corrected profile: {how}"
     pause = pause_seconds(job.elasticity.cooldown_seconds)
     moves = status.moved_for_floor.again(job.min_samples_per_second, now, pause)
     reason = "StagesChanged" if restarts else "Redivided"
