@@ -99,6 +99,8 @@ def _check_keys(shard: Shard, dim: int, keys: Array) -> None:
 
 
 def _check_definition(define: Define, shard: Shard) -> None:
+    for name in (*(table.name for table in define.tables), *define.dense, *define.statistics):
+        name.encode()  # which raises a ValueError for what is no text: files have these names
     for index, count in Counter(table.index for table in define.tables).items():
         if count > 1 or not 0 <= index < MAX_TABLES:
             raise ValueError(f"tables: numbers must be distinct and in 0 .. {MAX_TABLES - 1}, {index} is not")

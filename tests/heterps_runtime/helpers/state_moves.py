@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob
+from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration
 
 SAMPLES, BATCH, STEPS, LAST = 320, 32, 60, 10  # LAST: last layer of models.Flights
 COUNTING: list[Stage] = [("cpu", 0, 2), ("cpu", 2, 1)]
@@ -17,6 +18,15 @@ RULES: list[dict[str, Any]] = [
         "eviction": {"unusedSteps": 16},
     }
 ]
+
+
+def with_all_state(work: Path, steps: int) -> dict[str, Any]:
+    """A job with Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
+    document = configuration(work, rows=4000, steps=steps)
+    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
+    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
+    document["job"]["spec"]["encryption"] = "Required"
+    return document
 
 
 def ended(job: ThreadedJob) -> dict[str, Any]:

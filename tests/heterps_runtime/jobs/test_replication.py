@@ -29,12 +29,12 @@ from tests.heterps_runtime.helpers.state_moves import (
     BATCH,
     COUNTING,
     MIXED,
-    RULES,
     SAMPLES,
     STEPS,
     TWO,
     ended,
     reasons,
+    with_all_state,
 )
 from tests.same_model import assert_same_model
 
@@ -93,12 +93,7 @@ def test_no_committed_step_is_lost_wherever_a_server_dies(
 
 
 def _with_everything(work: Path) -> dict[str, Any]:
-    """A job with Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
-    document = _replicated(configuration(work, rows=4000, steps=90))
-    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
-    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
-    document["job"]["spec"]["encryption"] = "Required"
-    return document
+    return _replicated(with_all_state(work, 90))
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ from tests.heterps_runtime.helpers.state_moves import (
     TWO,
     ended,
     reasons,
+    with_all_state,
 )
 from tests.same_model import assert_same_model
 
@@ -83,12 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _with_everything(work: Path) -> dict[str, Any]:
-    """A job with Adam, dense parameters in pieces, rows on disk, rules for rows, and encryption."""
-    document = _never_saved(configuration(work, rows=4000, steps=75))
-    document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
-    document["job"]["spec"]["parameterServer"]["spill"] = {"memory": 1}
-    document["job"]["spec"]["encryption"] = "Required"
-    return document
+    return _never_saved(with_all_state(work, 75))
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,8 @@ WRONG: dict[str, tuple[Callable[[], Define | Pull | PullDense | Push], str]] = {
     ),
     "definition without rows": (lambda: _table(index=2, name="new", num_embeddings=0), "num_embeddings must be in 1"),
     "definition without elements": (lambda: _table(index=2, name="new", dim=0), "dim must be in 1 .. 1048576, is 0"),
+    "definition of no text": (lambda: _table(index=2, name="\ud800"), "surrogates not allowed"),
+    "definition of no text among parameters": (lambda: _piece("\udc00", np.ones(4)), "surrogates not allowed"),
     "definition of a giant": (lambda: _table(index=2, name="giant", dim=10**30), "dim must be in 1 .. 1048576"),
     "definition of a known name": (lambda: _table(index=2), "tables 0 and 2: both have the name 'small'"),
     "definition of another table": (lambda: _table(dim=4), r"table 0: is Table\(.*dim=3.*, not Table\(.*dim=4"),
