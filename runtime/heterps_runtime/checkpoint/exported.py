@@ -21,6 +21,7 @@ from heterps_runtime.checkpoint.format import DTYPES, TensorFile, checksum_of
 from heterps_runtime.checkpoint.manifest import ID_BITS
 from heterps_runtime.checkpoint.publishing import MODEL_DESCRIPTION, TENSORS_FILE
 from heterps_runtime.errors import UserError
+from heterps_runtime.partition.tables import MAX_DIM
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
@@ -353,7 +354,7 @@ def _read_table(entry: Mapping[str, Any]) -> ExportedTable:
         raise ValueError(f"table {entry['name']!r} of the form {form!r} with the names {list(names)}")
     name, size, dim = str(entry["name"]), int(entry["numEmbeddings"]), int(entry["dim"])
     name.encode()  # which raises a ValueError for what is no text: files have this name
-    if not (0 < size <= _MOST_IDS and dim > 0):
+    if not (0 < size <= _MOST_IDS and 0 < dim <= MAX_DIM):
         raise ValueError(f"table {name!r} of {size} ids with rows of {dim} elements")
     return ExportedTable(
         name=name,

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import MAX_ROWS, embedding_location
 from heterps_runtime.intake.errors import EmbeddingError
-from heterps_runtime.partition.tables import Table
+from heterps_runtime.partition.tables import MAX_DIM, Table
 
 __all__ = ["Site", "SiteArguments", "SiteIds", "find_sites", "prepare_ids", "table_parameters"]
 
@@ -83,6 +83,10 @@ def table_parameters(module: nn.Module) -> dict[int, nn.Module]:
             )
         if child.num_embeddings > MAX_ROWS:
             raise EmbeddingError(f"{name} has more than 2^48 rows.", fix="lower num_embeddings.", where=where)
+        if child.embedding_dim > MAX_DIM:
+            raise EmbeddingError(
+                f"{name} has rows of more than 2^20 elements.", fix="lower embedding_dim.", where=where
+            )
         owners.setdefault(id(weight), child)
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):

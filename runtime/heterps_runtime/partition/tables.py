@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Table"]
+__all__ = ["MAX_DIM", "Table"]
+
+MAX_DIM = 1 << 20  # elements of a row: a wrong number in a message or file must not take all memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.tables import MAX_DIM
 from heterps_runtime.ps.gradients import Gradients
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.half import decode
@@ -31,7 +32,6 @@ MOST_WAITING_OF_ALL = 65_536
 # Steps of pushes beyond the staleness. A commit reaches servers at different times, and those that have it let workers
 # go on.
 MOST_STEPS_AHEAD = 256
-MOST_ELEMENTS = 1 << 20  # of a row
 
 
 def check(sender: bytes, request: Define | Pull | PullDense, shard: Shard) -> None:
@@ -107,8 +107,8 @@ def _check_definition(define: Define, shard: Shard) -> None:
     names = {table.name: table.index for table in shard.tables.values()}
     for table in define.tables:
         TableSpec(table.name, table.num_embeddings, padding_idx=table.padding_idx)
-        if not 1 <= table.dim <= MOST_ELEMENTS:
-            raise ValueError(f"table {table.name!r}: dim must be in 1 .. {MOST_ELEMENTS}, is {table.dim}")
+        if not 1 <= table.dim <= MAX_DIM:
+            raise ValueError(f"table {table.name!r}: dim must be in 1 .. {MAX_DIM}, is {table.dim}")
         if names.setdefault(table.name, table.index) != table.index:
             raise ValueError(f"tables {names[table.name]} and {table.index}: both have the name {table.name!r}")
         known = shard.tables.get(table.index, table)

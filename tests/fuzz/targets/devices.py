@@ -97,7 +97,15 @@ def _seeds(kind: str) -> Callable[[], list[bytes]]:
 TARGETS = [
     Target("devices.slice", _reader(SLICE), _ERRORS, _seeds(SLICE), Form.JSON, lines_per_byte=200.0),
     # Its selectors are evaluated for each device, and cost as much as those of `devices.selector`.
-    Target("devices.class", _reader(DEVICE_CLASS), _ERRORS, _seeds(DEVICE_CLASS), Form.JSON, lines_per_byte=2000.0),
+    Target(
+        "devices.class",
+        _reader(DEVICE_CLASS),
+        _ERRORS,
+        _seeds(DEVICE_CLASS),
+        Form.JSON,
+        lines_per_byte=2000.0,
+        memory_per_byte=4096.0,
+    ),
     Target("devices.claim", _reader(CLAIM), _ERRORS, _seeds(CLAIM), Form.JSON),
     Target(
         "devices.selector",

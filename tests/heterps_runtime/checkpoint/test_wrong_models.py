@@ -111,6 +111,10 @@ def _other_dim(document: Any) -> None:
     document["tables"][0]["dim"] = 3
 
 
+def _long_rows(document: Any) -> None:
+    document["tables"][1]["dim"] = 1 << 31
+
+
 def _no_ids(document: Any) -> None:
     document["tables"][1]["numEmbeddings"] = 0
 
@@ -131,6 +135,7 @@ def _no_text(document: Any) -> None:
         (_not_listed, "has no checksum of tables/wide%2Fx"),
         (_other_dim, r"has another table 'small\.weight' than model\.safetensors"),
         (_no_ids, "table 'wide/x.weight' of 0 ids"),
+        (_long_rows, "ids with rows of 2147483648 elements"),
         (_no_text, "is malformed"),
     ],
 )

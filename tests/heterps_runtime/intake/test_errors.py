@@ -239,6 +239,11 @@ def test_hooks_on_the_model_itself_are_refused() -> None:
         trace_model(model)
 
 
+def test_rows_that_are_too_long_are_refused() -> None:
+    with pytest.raises(EmbeddingError, match=r"0 has rows of more than 2\^20 elements.* To do: lower embedding_dim"):
+        trace_model(nn.Sequential(nn.Embedding(1, (1 << 20) + 1)))
+
+
 def test_names_that_the_state_of_optimizers_has_are_refused() -> None:
     model = nn.Linear(2, 1)
     model.register_parameter("weight::sum", nn.Parameter(torch.ones(1)))
