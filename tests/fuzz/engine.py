@@ -84,7 +84,8 @@ def _compiled() -> list[str]:
     """Modules with functions that Numba compiles, which it cannot do once they are instrumented."""
     files = (_RUNTIME / "heterps_runtime").rglob("*.py")
     found = [file for file in files if _COMPILED.search(file.read_text(encoding="utf-8"))]
-    return [".".join(file.relative_to(_RUNTIME).with_suffix("").parts) for file in found]
+    names = [".".join(file.relative_to(_RUNTIME).with_suffix("").parts) for file in found]
+    return [*names, "heterps_runtime.partition.splitmix"]  # which `store.kernel` compiles
 
 
 def _address_space() -> int:
