@@ -12,7 +12,6 @@ from tests.fuzz.target import Target, execute
 
 __all__ = ["Cost", "find_excess", "measure"]
 
-_LINES = 30_000  # that an input of any size may cost: schemas are walked, messages are worded
 _PRODUCT = ("heterps_operator", "heterps_planner", "heterps_runtime", "tests/fuzz/targets/control")
 
 
@@ -77,7 +76,7 @@ def find_excess(target: Target, size: int, cost: Cost) -> str | None:
         size: bytes of the input.
         cost: of the input.
     """
-    most_lines = _LINES + target.lines_per_byte * size
+    most_lines = target.lines + target.lines_per_byte * size
     if cost.lines > most_lines:
         return f"{cost.lines} lines executed for {size} bytes, more than {most_lines:.0f}"
     if target.memory is None:

@@ -37,6 +37,7 @@ class Target:
         seeds: returns valid inputs, for mutations to begin with.
         form: of the inputs.
         longest: bytes of an input.
+        lines: executed lines of Python that an input of any size may cost.
         lines_per_byte: executed lines of Python that a byte of input may cost.
         memory_per_byte: allocated bytes that a byte of input may cost.
         memory: allocated bytes that an input of any size may cost. None: they are not counted, because native threads
@@ -49,6 +50,7 @@ class Target:
     seeds: Callable[[], Iterable[bytes]]
     form: Form = Form.BYTES
     longest: int = LONGEST
+    lines: int = 30_000  # schemas are walked, messages are worded
     lines_per_byte: float = 50.0
     memory_per_byte: float = 200.0
     memory: int | None = 4 * 1024 * 1024

@@ -14,11 +14,14 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.api.semver import Version
 from heterps_operator.errors import MISSING
+
+if TYPE_CHECKING:
+    from heterps_operator.api.cel_evaluation import Meter
 
 __all__ = ["RuleError", "evaluate", "holds", "is_transition_rule"]
 
@@ -27,10 +30,20 @@ _OLD = re.compile(r"\boldSelf\b")
 # evaluating their rules again takes 40 ms each.
 _RESULTS: dict[bytes, bool] = {}
 _MOST_RESULTS = 16_384
+_STEPS_OF_RULE = 2_000_000
+_MOST_SHOWN = 120  # characters
 
 
 class RuleError(Exception):
-    """An expression cannot be evaluated: it is malformed, or a value does not have the types that it expects."""
+    """An expression cannot be evaluated: it is malformed, or a value does not have the types that it expects.
+
+    Args:
+        expression: its text, of which the message shows the beginning.
+        reason: why.
+    """
+
+    def __init__(self, expression: str, reason: object) -> None:
+        super().__init__(f"{expression[:_MOST_SHOWN]}{'...' * (len(expression) > _MOST_SHOWN)}: {reason}")
 
 
 def is_transition_rule(rule: str) -> bool:
@@ -65,26 +78,34 @@ def holds(rule: str, value: Any, old: Any = MISSING) -> bool:
 def _evaluate(rule: str, value: Any, old: Any) -> bool:
     from celpy.adapter import json_to_cel
 
+    from heterps_operator.api.cel_evaluation import Meter
+
     variables = {"self": json_to_cel(_as_sent(value))}
     if old is not MISSING:
         variables["oldSelf"] = json_to_cel(_as_sent(old))
-    return bool(evaluate(rule, variables))
+    return bool(evaluate(rule, variables, Meter(_STEPS_OF_RULE)))
 
 
-def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
+def evaluate(expression: str, variables: Mapping[str, Any], meter: Meter) -> Any:
     """Evaluate an expression.
 
     Args:
         expression: its text.
         variables: values of cel-python (`celpy.celtypes`), `Decimal` for quantities, `Version` for versions; by name.
+        meter: limits its steps, each about 10 µs, and counts them.
 
     Raises:
-        RuleError: the expression is malformed or uses what is not known here, or a value lacks what it asks for.
+        RuleError: the expression is malformed or uses what is not known here, a value lacks what it asks for, or it
+            takes too many steps.
     """
+    from heterps_operator.api import cel_evaluation
+
     try:
-        return _program(expression).evaluate(dict(variables))
+        return cel_evaluation.evaluate(_program(expression), dict(variables), meter)
+    except RecursionError:
+        raise RuleError(expression, "it nests too deeply") from None
     except Exception as error:  # cel-python has no common class of errors, and passes on those of Python's operators
-        raise RuleError(f"{expression}: {error.args[0] if error.args else error}") from error
+        raise RuleError(expression, error.args[0] if error.args else error) from error
 
 
 def _as_sent(value: Any) -> Any:
@@ -158,27 +179,6 @@ def _lower(text: Any) -> Any:
     return StringType("".join(letter.lower() if letter.isascii() else letter for letter in str(text)))
 
 
-def _decided(by: bool) -> Callable[[Any, Any], Any]:
-    """CEL's && (decided by false) or || (by true): an operand that decides makes an error of the other one void.
-
-    For two errors, cel-python describes both in a third, which doubles the text with each operator.
-    """
-
-    def function(one: Any, other: Any) -> Any:
-        from celpy.celtypes import BoolType
-        from celpy.evaluation import CELEvalError
-
-        for operand in (one, other):
-            if isinstance(operand, BoolType) and bool(operand) is by:
-                return operand
-        for operand in (one, other):
-            if not isinstance(operand, BoolType):
-                return operand if isinstance(operand, CELEvalError) else CELEvalError("no such overload")
-        return BoolType(not by)
-
-    return function
-
-
 def _equality(expected: bool) -> Callable[[Any, Any], Any]:
     """CEL equality. cel-python raises an error for values of different types, at any depth."""
 
@@ -219,8 +219,6 @@ def _plain(value: Any) -> tuple[str, Any]:
 
 # The libraries for quantities, versions and strings: https://kubernetes.io/docs/reference/using-api/cel/
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "_&&_": _decided(False),
-    "_||_": _decided(True),
     "_==_": _equality(True),
     "_!=_": _equality(False),
     "isQuantity": _is_quantity,

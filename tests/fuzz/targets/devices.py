@@ -11,7 +11,7 @@ from heterps_operator.controller.capacity.devices import DeviceCounter
 from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.kubernetes.reading import selectors
 from heterps_operator.kubernetes.reading.readable import CLAIM, DEVICE_CLASS, SLICE, check
-from heterps_operator.kubernetes.reading.selectors import SelectorError, selects
+from heterps_operator.kubernetes.reading.selectors import SelectorError, Selectors
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.heterps_operator.helpers.devices import (
@@ -46,11 +46,13 @@ _DEVICE["attributes"] |= {
     "cores": {"int": 108}, "ecc": {"bool": False}, "driverVersion": {"version": "550.54.15-rc.1"},
     "dra.example.org/numa": {"int": 1},
 }  # fmt: skip
+_CARDS = [_DEVICE, make_device("card-1")]
+_LINES_OF_STEPS = 4_000_000  # of the steps that the selectors may take for a device, each about 120 lines of cel-python
 _POOL, _NODES = card_pool(), [card_node("a"), card_node("b")]
 _USERS = {"worker": ("card", 1), "other": ("other", 1)}
 _DEFAULTS = {
     DEVICE_CLASS: make_class(_EXPRESSIONS[0], _EXPRESSIONS[2]),
-    SLICE: make_slice("a", [_DEVICE, make_device("card-1")]),
+    SLICE: make_slice("a", _CARDS),
     CLAIM: make_claim("worker", "a", "card-0"),
 }
 
@@ -59,6 +61,8 @@ def _reader(kind: str) -> Callable[[bytes], None]:
     """Count devices after a watch has reported an object of a kind, beside sound ones of the others."""
 
     def read(data: bytes) -> None:
+        if kind != CLAIM:  # which no selector reads
+            _forget()
         item = parse(data)
         check(kind, item)
         stores = DeviceStores(served=True)
@@ -84,10 +88,15 @@ def _count(stores: DeviceStores) -> None:
 
 
 def _select(data: bytes) -> None:
-    """Evaluate a selector for a device. What earlier inputs have left is forgotten, as it would hide what one costs."""
+    """Evaluate a selector for a device."""
+    _forget()
+    Selectors([{"cel": {"expression": data.decode("utf-8", "replace")}}]).select(DRIVER, _DEVICE)
+
+
+def _forget() -> None:
+    """Forget what earlier inputs have left, which would hide what an input costs."""
     selectors._evaluate.cache_clear()
     cel._program.cache_clear()
-    selects([{"cel": {"expression": data.decode("utf-8", "replace")}}], DRIVER, _DEVICE)
 
 
 def _seeds(kind: str) -> Callable[[], list[bytes]]:
@@ -96,14 +105,14 @@ def _seeds(kind: str) -> Callable[[], list[bytes]]:
 
 TARGETS = [
     Target("devices.slice", _reader(SLICE), _ERRORS, _seeds(SLICE), Form.JSON, lines_per_byte=200.0),
-    # Its selectors are evaluated for each device, and cost as much as those of `devices.selector`.
     Target(
         "devices.class",
         _reader(DEVICE_CLASS),
         _ERRORS,
         _seeds(DEVICE_CLASS),
         Form.JSON,
-        lines_per_byte=2000.0,
+        lines=len(_CARDS) * _LINES_OF_STEPS,
+        lines_per_byte=1000.0,
         memory_per_byte=4096.0,
     ),
     Target("devices.claim", _reader(CLAIM), _ERRORS, _seeds(CLAIM), Form.JSON),
@@ -114,6 +123,7 @@ TARGETS = [
         lambda: [text.encode() for text in _EXPRESSIONS],
         Form.TEXT,
         longest=2048,
+        lines=_LINES_OF_STEPS,
         lines_per_byte=1000.0,
     ),
 ]

@@ -6,7 +6,9 @@ import tracemalloc
 
 import pytest
 
-from heterps_operator.kubernetes.reading.selectors import SelectorError, selects
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.reading import selectors
+from heterps_operator.kubernetes.reading.selectors import SelectorError, Selectors
 from tests.heterps_operator.helpers.devices import DRIVER, make_class
 
 DEVICE = {
@@ -22,6 +24,11 @@ DEVICE = {
 }
 OWN = f'device.attributes["{DRIVER}"]'
 MEMORY = f'device.capacity["{DRIVER}"].memory'
+EIGHT = "[1, 2, 3, 4, 5, 6, 7, 8]"
+
+
+def _select(device: Json, *expressions: str) -> bool:
+    return Selectors(make_class(*expressions)["spec"]["selectors"]).select(DRIVER, device)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ MEMORY = f'device.capacity["{DRIVER}"].memory'
     ],
 )
 def test_an_expression_has_the_scheduler_s_value(expression: str, expected: bool) -> None:
-    assert selects(make_class(expression)["spec"]["selectors"], DRIVER, DEVICE) is expected
+    assert _select(DEVICE, expression) is expected
 
 
 @pytest.mark.parametrize(
@@ -72,31 +79,74 @@ def test_an_expression_has_the_scheduler_s_value(expression: str, expected: bool
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_an_error_that_says_why(expression: str, words: str) -> None:
     with pytest.raises(SelectorError) as failed:
-        selects(make_class(expression)["spec"]["selectors"], DRIVER, DEVICE)
+        _select(DEVICE, expression)
     assert words in str(failed.value)
-    assert len(str(failed.value)) <= 200
+    assert len(str(failed.value)) <= 240
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        # Nested macros: 8^5 sums; a text, a list and a tree that double again and again.
+        (f"{EIGHT}.all(a, {EIGHT}.all(b, {EIGHT}.all(c, {EIGHT}.all(d, {EIGHT}.all(e, a+b+c+d+e > 0)))))", "steps"),
+        ('["ab"]' + ".map(a, a + a)" * 30 + ".size() > 0", "steps"),
+        (f"[{EIGHT}]" + ".map(a, a + a)" * 13 + ".size() > 0", "steps"),
+        ("[1]" + ".map(a, [a, a])" * 30 + ".size() > 0", "steps"),
+        (f'device.driver == "{"x" * 10_240}"', "at most 10,240"),
+    ],
+)  # fmt: skip
+def test_what_costs_too_much_is_an_error_that_says_so(expression: str, words: str) -> None:
+    with pytest.raises(SelectorError, match=words):
+        _select(DEVICE, expression)
+
+
+def test_the_selectors_of_a_class_share_the_steps_for_a_device() -> None:
+    half = f"{EIGHT}.all(a, {EIGHT}.all(b, [1, 2, 3, 4].all(c, a+b+c > 0)))"
+    assert _select(DEVICE, half)
+    with pytest.raises(SelectorError, match="20,000 steps for one device"):
+        _select(DEVICE, half, f"{half} || false")
+
+
+def test_the_devices_of_a_class_share_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "_MOST_STEPS_OF_ALL", 1000)
+    both = Selectors(make_class(f"{OWN}.cores + 1 > 0")["spec"]["selectors"])
+    devices = [{**DEVICE, "attributes": {"cores": {"int": cores}}} for cores in range(100)]
+    assert all(both.select(DRIVER, device) for device in devices[:10])
+    with pytest.raises(SelectorError, match="1,000 steps for all devices"):
+        all(both.select(DRIVER, device) for device in devices)
+
+
+def test_an_expression_of_the_length_that_kubernetes_allows_is_evaluated() -> None:
+    expression = " && ".join(f"{OWN}.cores > {i}" for i in range(100))
+    assert 4_000 < len(expression) < 10_240
+    assert _select(DEVICE, expression)
 
 
 def test_a_device_must_fulfil_all_selectors_and_a_class_without_any_has_every_device() -> None:
-    two = make_class(f'device.driver == "{DRIVER}"', f"{OWN}.cores > 200")["spec"]["selectors"]
-    assert not selects(two, DRIVER, DEVICE)
-    assert selects(two[:1], DRIVER, DEVICE)
-    assert selects([], DRIVER, DEVICE)
+    two = (f'device.driver == "{DRIVER}"', f"{OWN}.cores > 200")
+    assert not _select(DEVICE, *two)
+    assert _select(DEVICE, two[0])
+    assert Selectors([]).select(DRIVER, DEVICE)
 
 
 def test_a_selector_of_a_later_kubernetes_is_an_error() -> None:
     with pytest.raises(SelectorError, match="another kind than cel"):
-        selects([{"rego": {"expression": "true"}}], DRIVER, DEVICE)
+        Selectors([{"rego": {"expression": "true"}}]).select(DRIVER, DEVICE)
 
 
-@pytest.mark.parametrize("operator", ["&&", "||"])
-def test_many_errors_in_one_expression_take_little_memory(operator: str) -> None:
-    """A selector for the devices of one driver fails at those of another one, in each of its parts."""
-    expression = f" {operator} ".join(f'device.attributes["other.example.com"].a{i} == "x"' for i in range(20))
+@pytest.mark.parametrize(
+    "expression",
+    [
+        # A selector for the devices of one driver fails at those of another one, in each of its parts.
+        *(f" {o} ".join(f'device.attributes["o.example.com"].a{i} == "x"' for i in range(20)) for o in ("&&", "||")),
+        *(f"{list(range(20))}.{macro}(i, device.attributes['o.example.com'].a0 == i)" for macro in ("all", "exists")),
+    ],
+)
+def test_many_errors_in_one_expression_take_little_memory(expression: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(SelectorError, match="a0"):
-            selects(make_class(expression)["spec"]["selectors"], DRIVER, DEVICE)
+            _select(DEVICE, expression)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

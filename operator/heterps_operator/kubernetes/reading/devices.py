@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import DEVICES_VERSION
 from heterps_operator.kubernetes.reading.claims import ORPHANED
-from heterps_operator.kubernetes.reading.selectors import SelectorError, selects
+from heterps_operator.kubernetes.reading.selectors import SelectorError, Selectors
 
 __all__ = ["NO_DEVICE_API", "ClassDevices", "DeviceId", "Offer", "PoolDevices", "class_devices", "offers_of"]
 
@@ -82,23 +82,24 @@ def class_devices(device_class: Json, slices: Iterable[Json], nodes: Collection[
         slices: all ResourceSlices of the cluster.
         nodes: names of the nodes.
     """
-    name, selectors = str(device_class["metadata"]["name"]), device_class["spec"].get("selectors") or ()
+    name, selectors = str(device_class["metadata"]["name"]), Selectors(device_class["spec"].get("selectors") or ())
     by_node: dict[str, set[DeviceId]] = defaultdict(set)
     left_out: Counter[str] = Counter()
-    failed: dict[str, str] = {}  # by node: the first error
+    failed: dict[str, str] = {}  # by node: the error
     for part in _current(slices):
         spec = part["spec"]
         node = str(spec.get("nodeName") or "")
-        if node and node not in nodes:
+        if node in failed or (node and node not in nodes):
             continue
         driver, pool = str(spec["driver"]), str(spec["pool"]["name"])
         for device in spec.get("devices") or ():
             try:
-                if not selects(selectors, driver, device):
+                if not selectors.select(driver, device):
                     continue
             except SelectorError as error:
                 if node:
-                    failed.setdefault(node, f"{device['name']} of {driver}: {error}")
+                    failed[node] = f"{device['name']} of {driver}: {error}"
+                    break
                 continue
             if reason := _left_out(node, device):
                 left_out[reason] += 1

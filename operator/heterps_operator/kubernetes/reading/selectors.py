@@ -15,10 +15,13 @@ from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.api.semver import Version
 from heterps_operator.documents import Json
 
-__all__ = ["SelectorError", "selects"]
+__all__ = ["SelectorError", "Selectors"]
 
 _VISIBLE = ("allowMultipleAllocations", "attributes", "capacity")
-_LONGEST_REASON = 200  # characters
+_LONGEST = 10 << 10  # characters of an expression, as Kubernetes allows
+_MOST_STEPS = 20_000  # for one device, about 0.2 s; an expression of the length above without macros takes fewer
+_MOST_STEPS_OF_ALL = 2_000_000  # for all devices of a class; common selectors take about 100 for each
+_LONGEST_REASON = 240  # characters
 _SCOPE = " (in activation"  # cel-python lists all that an expression can see
 
 
@@ -26,41 +29,71 @@ class SelectorError(Exception):
     """A selector cannot be evaluated for a device."""
 
 
-def selects(selectors: Iterable[Json], driver: str, device: Json) -> bool:
-    """Whether a device fulfils all selectors of a DeviceClass.
+class Selectors:
+    """The selectors of a DeviceClass, for its devices one after the other.
+
+    The steps of their expressions are limited, for each device and for all of them: cel-python is slow, and macros may
+    repeat a step thousands of times.
 
     Args:
         selectors: `spec.selectors` of the class; without any, every device of every driver belongs to it.
-        driver: the device's driver.
-        device: an entry of `spec.devices` of a ResourceSlice.
-
-    Raises:
-        SelectorError: the scheduler would fail at a selector, too, or HeterPS does not know a function of it.
     """
-    seen = {"driver": driver, **{key: device[key] for key in _VISIBLE if device.get(key)}}
-    text = json.dumps(seen, sort_keys=True)
-    for selector in selectors:
-        expression = (selector.get("cel") or {}).get("expression")
-        if expression is None:
-            raise SelectorError("a selector of another kind than cel")
-        result = _evaluate(str(expression), text)
-        if isinstance(result, str):
-            raise SelectorError(result)
-        if not result:
-            return False
-    return True
+
+    def __init__(self, selectors: Iterable[Json]) -> None:
+        self._selectors = tuple(selectors)
+        self._left = _MOST_STEPS_OF_ALL
+
+    def select(self, driver: str, device: Json) -> bool:
+        """Whether a device fulfils all selectors.
+
+        Args:
+            driver: the device's driver.
+            device: an entry of `spec.devices` of a ResourceSlice.
+
+        Raises:
+            SelectorError: the scheduler would fail at a selector, too, or HeterPS does not know a function of it, or it
+                takes too many steps.
+        """
+        seen = {"driver": driver, **{key: device[key] for key in _VISIBLE if device.get(key)}}
+        text = json.dumps(seen, sort_keys=True)
+        taken = 0
+        for selector in self._selectors:
+            expression = (selector.get("cel") or {}).get("expression")
+            if expression is None:
+                raise SelectorError("a selector of another kind than cel")
+            if len(expression) > _LONGEST:
+                raise SelectorError(
+                    f"an expression of {len(expression):,} characters; at most {_LONGEST:,} are allowed"
+                )
+            if self._left <= 0:
+                raise SelectorError(f"the selectors take more than {_MOST_STEPS_OF_ALL:,} steps for all devices")
+            result, steps = _evaluate(expression, text)
+            taken += steps
+            self._left -= steps
+            if taken > _MOST_STEPS:
+                raise SelectorError(f"the selectors take more than {_MOST_STEPS:,} steps for one device")
+            if isinstance(result, str):
+                raise SelectorError(result)
+            if not result:
+                return False
+        return True
 
 
 @functools.lru_cache(maxsize=16_384)  # cel-python is slow, and a cluster has thousands of devices
-def _evaluate(expression: str, seen: str) -> bool | str:
-    """Return the value of an expression for a device, or why it has none."""
+def _evaluate(expression: str, seen: str) -> tuple[bool | str, int]:
+    """Return the value of an expression for a device, or why it has none; and the steps that it took."""
     from celpy.celtypes import BoolType
 
+    from heterps_operator.api.cel_evaluation import Meter
+
+    meter = Meter(_MOST_STEPS)
     try:
-        result = evaluate(expression, {"device": _device(json.loads(seen))})
+        result = evaluate(expression, {"device": _device(json.loads(seen))}, meter)
+        if not isinstance(result, BoolType | bool):
+            raise RuleError(expression, "is no condition")
     except (RuleError, ValueError) as error:
-        return str(error).partition(_SCOPE)[0][:_LONGEST_REASON]
-    return bool(result) if isinstance(result, BoolType | bool) else f"{expression}: is no condition"
+        return str(error).partition(_SCOPE)[0][:_LONGEST_REASON], meter.taken
+    return bool(result), meter.taken
 
 
 def _device(seen: Mapping[str, Any]) -> Any:
