@@ -95,7 +95,7 @@ class Processes:
             process = subprocess.Popen(
                 command,
                 cwd=CORPUS.parents[2],
-                env={**os.environ, "PYTHONHASHSEED": "0", "TMPDIR": str(temporary)},
+                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,  # a traceback goes to one of them, figures to the other
                 text=True,

@@ -12,7 +12,7 @@ __all__ = ["CONTROL", "ROOMS", "Form", "Target", "execute", "find", "find_all"]
 # Each module has a list TARGETS. The names of its targets begin with the room's, so that only one room is imported.
 ROOMS = (
     "answers", "checkpoint", "client", "code", "coordinator", "data", "devices", "manifest", "models", "objects",
-    "options", "planner", "scrapes", "servers", "state", "wire",
+    "options", "planner", "scrapes", "servers", "state", "wire", "workers",
 )  # fmt: skip
 CONTROL = "control"  # targets with planted bugs, which test the fuzzer itself
 LONGEST = 16_384

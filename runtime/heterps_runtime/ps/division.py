@@ -14,7 +14,7 @@ import numpy as np
 
 from heterps_runtime.partition.pieces import Place
 from heterps_runtime.store.dense import LAST_STEP, read_step
-from heterps_runtime.wire.messages import ShardState
+from heterps_runtime.wire.messages import DensePiece, ShardState
 
 __all__ = ["WholeState"]
 
@@ -52,6 +52,21 @@ class WholeState:
                     pieces.setdefault(name, []).append((state.dense[parameter].place, values))
         # Flat: of parameters, and of their state as `<parameter>::<state>`.
         self._values = {name: _joined(name, of_name) for name, of_name in pieces.items()}
+
+    def check(self, dense: Mapping[str, DensePiece], statistics: Mapping[str, Array]) -> None:
+        """Check that parameters and statistics are those of this state, or new.
+
+        Raises:
+            ValueError: one of them has another shape or type.
+        """
+        pieces = self.pieces({name: piece.place for name, piece in dense.items()})
+        for name, piece in dense.items():
+            if name in pieces and pieces[name].dtype != piece.values.dtype:
+                raise ValueError(f"{name!r}: is {pieces[name].dtype}, not {piece.values.dtype}")
+        for name, values in statistics.items():
+            known = self.statistics.get(name, values)
+            if (known.shape, known.dtype) != (values.shape, values.dtype):
+                raise ValueError(f"{name!r}: is {known.dtype} {known.shape}, not {values.dtype} {values.shape}")
 
     def pieces(self, places: Mapping[str, Place]) -> dict[str, Array]:
         """The pieces of parameters at some places, their state, and the number of the last step.

@@ -120,6 +120,8 @@ def _check_definition(define: Define, shard: Shard) -> None:
     shard.dense.check_push({name: piece.values for name, piece in define.dense.items() if name in shard.dense.names})
     known_statistics = shard.statistics.names
     shard.statistics.check_push({name: v for name, v in define.statistics.items() if name in known_statistics})
+    if shard.inherited is not None:
+        shard.inherited.check(define.dense, define.statistics)
 
 
 def _name(sender: bytes) -> str:

@@ -85,7 +85,7 @@ class Shard:
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._verified: set[str] = set()  # files of dense parameters in the checkpoint to restore
-        self._inherited: WholeState | None = None  # what `define` takes pieces from, if the division has changed
+        self.inherited: WholeState | None = None  # what `define` takes pieces from, if the division has changed
         self._num_servers = 1
         self._earlier_steps = 0
         self._history = History()
@@ -115,7 +115,7 @@ class Shard:
         self.statistics = StatisticsStore()
         self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
-        self._inherited = None
+        self.inherited = None
 
     def define(self, tables: Iterable[Table], dense: Mapping[str, DensePiece], statistics: Mapping[str, Array]) -> None:
         """Add tables, pieces of dense parameters, and statistics; known ones keep their values.
@@ -142,7 +142,7 @@ class Shard:
         else:
             for name, piece in unknown.items():
                 self.dense.add(name, piece.values)
-            inherited = self._inherited
+            inherited = self.inherited
             if inherited is not None and unknown:
                 places = {name: piece.place for name, piece in unknown.items()}
                 self.dense.load(self.dense.snapshot() | inherited.pieces(places))
@@ -377,12 +377,12 @@ class Shard:
         if before is not None:
             self.stores.update(before.stores)
         self.define(tables, {}, {})
-        self._inherited = whole
+        self.inherited = whole
         self.committed = self.dense_committed = committed
 
     def drop_foreign_rows(self) -> None:
         """Remove rows and candidates of other shards, after a change of the division that was made or given up."""
-        self._inherited = None
+        self.inherited = None
         for part in self._parts.values():
             part.remove_keys(lambda keys: ~self._has(keys))
 

@@ -13,8 +13,10 @@ import pytest
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps import requests
+from heterps_runtime.ps.division import WholeState
 from heterps_runtime.ps.requests import Waiting, check, read_push
-from heterps_runtime.wire.messages import Chunk, Define, DensePiece, Pull, PullDense, Push
+from heterps_runtime.store.dense import LAST_STEP
+from heterps_runtime.wire.messages import Chunk, Define, DensePiece, Pull, PullDense, Push, ShardState
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.servers import TABLES, Server
 
@@ -111,6 +113,26 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case: str, server: Ser
         _take(server, request)
     after = server.shard.describe()
     assert (after.tables, after.dense.keys(), after.parts) == (before.tables, before.dense.keys(), before.parts)
+
+
+@pytest.mark.parametrize(
+    ("define", "problem"),
+    [
+        (_piece("new", np.ones(3), (3,)), r"'new': has 4 elements, not the shape \[3\]"),
+        (_piece("new", np.ones(4, np.float32)), "'new': is float64, not float32"),
+        (replace(DEFINE, statistics={"later": np.ones(3)}), r"'later': is float64 \(2,\), not float64 \(3,\)"),
+    ],
+)
+def test_what_other_servers_have_keeps_its_shape_while_the_division_changes(
+    define: Define, problem: str, server: Server
+) -> None:
+    step = {LAST_STEP: np.array(7)}
+    state = ShardState(0, (), {"new": DensePiece(0, (4,), np.ones(4))}, step, {"later": np.ones(2)}, "", {})
+    server.shard.inherited = WholeState([state])
+    check(SENDER, replace(_piece("new", np.ones(2)), statistics={"later": np.ones(2)}), server.shard)
+    check(SENDER, _piece("other", np.ones(3), (3,)), server.shard)
+    with pytest.raises(ProtocolError, match=f"does not fit: {problem}"):
+        check(SENDER, define, server.shard)
 
 
 def test_a_table_may_be_defined_again_by_each_worker(server: Server) -> None:
