@@ -1,8 +1,11 @@
-"""Speed of the storage engine compared with numpy and torch: `python -m benchmarks.store`.
+"""Speed of the storage engine compared with numpy and torch: `python -m benchmarks.store [--threads N]`.
 
 One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, as in a click
 log's batch of 4,096 samples with 26 fields. Contenders alternate. Times are CPU times of the thread, and the best round
 counts: on a shared machine the best is the code's capability, and the median (also printed) the actual result.
+
+With `--threads N`, a store of N threads is compared with one of one thread, in batches of 204,800 rows, by the wall
+clock: N idle cores are needed.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import Bags, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.team import ALONE, Team
 
 DIM = 16
 BATCH_ROWS = 25_600  # distinct rows of a batch
 BATCH_IDS = 106_496  # 4,096 samples x 26 fields
+THREADS_ROWS = 204_800  # distinct rows of a batch with --threads
 NUM_BATCHES = 8  # used in turn, so that no contender finds its rows in the cache
 
 # Nothing goes, but each step looks at a part of the rows.
@@ -40,10 +45,10 @@ RULES = {
 Contender = Callable[[int], Any]  # takes the number of the batch
 
 
-def store_of(name: str, num_rows: int, rules: TableRules = NO_RULES) -> RowStore:
+def store_of(name: str, num_rows: int, rules: TableRules = NO_RULES, team: Team = ALONE) -> RowStore:
     """Return a store that has trained all `num_rows` rows."""
     optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
-    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows, rules=rules)})
+    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows, rules=rules)}, team=team)
     for part in np.array_split(np.random.default_rng(0).permutation(num_rows), 40):
         for _ in range(rules.min_steps):
             store.apply([(part, np.ones((len(part), DIM), np.float32))], 1.0, 1)
@@ -213,15 +218,51 @@ def worker_cases() -> dict[str, tuple[int, dict[str, Contender]]]:
     }
 
 
-def measure(contenders: dict[str, Contender], num_rounds: int) -> dict[str, list[float]]:
-    """Return CPU seconds of each call, contenders in turn, after one uncounted call each."""
+def threads_cases(num_rows: int, threads: int) -> dict[str, tuple[int, dict[str, Contender]]]:
+    """Pull and apply by one thread and by several: name -> (rows per call, contenders)."""
+    rng = np.random.default_rng(3)
+    keys = [rng.choice(num_rows, THREADS_ROWS, replace=False) for _ in range(NUM_BATCHES)]
+    grads = rng.normal(size=(THREADS_ROWS, DIM)).astype(np.float32)
+    cases: dict[str, tuple[int, dict[str, Contender]]] = {}
+    stores = {number: store_of("rowwise-adagrad", num_rows, team=Team(number)) for number in (1, threads)}
+
+    def pull(store: RowStore) -> Contender:
+        return lambda b: store.pull(keys[b])
+
+    def apply(store: RowStore, pushes: int) -> Contender:
+        return lambda b: store.apply([(keys[b - i], grads) for i in range(pushes)], 1e-4, 2)
+
+    cases["pull"] = THREADS_ROWS, {f"{n}": pull(store) for n, store in stores.items()}
+    for pushes in (1, 2):
+        name = f"apply rowwise-adagrad, {pushes} pushes"
+        cases[name] = pushes * THREADS_ROWS, {f"{n}": apply(store, pushes) for n, store in stores.items()}
+    return cases
+
+
+def print_threads(num_rows: int, threads: int, num_rounds: int) -> None:
+    """Print how much faster several threads are, each round beside one of a single thread."""
+    print(f"million rows per second, and the ratio: median (min - max) of {num_rounds} rounds; {num_rows:,} rows")
+    print(f"{'':34}{'1 thread':>12}{f'{threads} threads':>12}{'ratio':>24}")
+    for case, (size, contenders) in threads_cases(num_rows, threads).items():
+        seconds = measure(contenders, num_rounds, time.perf_counter)
+        one, several = seconds["1"], seconds[f"{threads}"]
+        ratios = [a / b for a, b in zip(one, several, strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+        speeds = "".join(f"{size / 1e6 / statistics.median(found):>12.1f}" for found in (one, several))
+        print(f"{case:34}{speeds}{ratio:>24}", flush=True)
+
+
+def measure(
+    contenders: dict[str, Contender], num_rounds: int, clock: Callable[[], float] = time.thread_time
+) -> dict[str, list[float]]:
+    """Return the seconds of each call, contenders in turn, after one uncounted call each."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for r in range(-1, num_rounds):
         for name, call in contenders.items():
-            start = time.thread_time()
+            start = clock()
             call(r % NUM_BATCHES)
             if r >= 0:
-                seconds[name].append(time.thread_time() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 
@@ -230,7 +271,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
     parser.add_argument("--rounds", type=int, default=40, help="timed calls per contender")
+    parser.add_argument("--threads", type=int, default=1, help="compare a store of so many threads with one of one")
     arguments = parser.parse_args()
+    if arguments.threads > 1:
+        print_threads(arguments.rows, arguments.threads, arguments.rounds)
+        return
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch.optim.Adagrad's own tensors
     print(f"million per CPU second, best (median) of {arguments.rounds} calls; {arguments.rows:,} rows of {DIM} floats")

@@ -11,7 +11,16 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["processor_seconds", "usable_cores"]
+__all__ = ["THREADS", "computing_threads", "processor_seconds", "usable_cores"]
+
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable with the number of threads for computing, which the controller sets for each process."""
+
+
+def computing_threads() -> int:
+    """Threads that this process computes with; 1 if nothing says more."""
+    given = os.environ.get(THREADS, "")
+    return max(1, int(given)) if given.isdecimal() else 1
 
 
 def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> float:

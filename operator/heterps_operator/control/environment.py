@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.cores import THREADS
 
 __all__ = ["process_variables"]
 
 # Every library that would otherwise take all cores of the machine.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_THREAD_VARIABLES = (THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def process_variables(spec: ProcessSpec) -> dict[str, str]:

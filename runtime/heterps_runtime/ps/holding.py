@@ -12,6 +12,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.partition.copies import shards_of
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.team import ALONE, Team
 
 __all__ = ["Division", "Holding"]
 
@@ -32,17 +33,19 @@ class Holding:
         config: the job.
         index: of the server.
         spill: where rows go that do not fit into memory; None: all are in memory.
+        team: threads that compute.
 
     Attributes:
         present: the division that the state has.
         following: the one that it is about to have; None: it does not change.
     """
 
-    def __init__(self, config: RunConfig, index: int, spill: SpillSpace | None) -> None:
+    def __init__(self, config: RunConfig, index: int, spill: SpillSpace | None, team: Team = ALONE) -> None:
         self._config = config
         self._index = index
         self._spill = spill
-        self._unused = Shard(config, index, spill)
+        self._team = team
+        self._unused = Shard(config, index, spill, team)
         self.present = Division()
         self.following: Division | None = None
 
@@ -131,4 +134,4 @@ class Holding:
 
     def _new_division(self, num_servers: int) -> Division:
         indices = shards_of(self._index, num_servers, self._config.replication) if self._index < num_servers else ()
-        return Division(num_servers, {i: Shard(self._config, i, self._spill) for i in indices})
+        return Division(num_servers, {i: Shard(self._config, i, self._spill, self._team) for i in indices})

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from heterps_runtime.checkpoint import DamagedError, Storage, read_manifest, verify_file
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
+from heterps_runtime.cores import computing_threads
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.member import Member
 from heterps_runtime.processes import work
@@ -32,6 +33,7 @@ from heterps_runtime.saver import Part, Saver
 from heterps_runtime.store.half import encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.team import Team
 from heterps_runtime.store.warm import warm_up_server
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
@@ -96,7 +98,7 @@ class ParameterServer(Member):
         self._config = config
         spill = config.spill
         self._spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
-        self._holding = Holding(config, index, self._spill)
+        self._holding = Holding(config, index, self._spill, Team(computing_threads()))
         self._recovery: Recovery | None = None  # in progress
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)

@@ -50,6 +50,7 @@ from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
+from heterps_runtime.store.team import ALONE, Team
 from heterps_runtime.wire.messages import DensePiece, ShardState
 
 __all__ = ["Shard"]
@@ -66,20 +67,21 @@ class Shard:
         config: the job.
         index: of the server that answers for it.
         spill: where rows that do not fit into memory go; None: all are in memory.
+        team: threads that compute.
     """
 
-    def __init__(self, config: RunConfig, index: int, spill: SpillSpace | None = None) -> None:
+    def __init__(self, config: RunConfig, index: int, spill: SpillSpace | None = None, team: Team = ALONE) -> None:
         self._config = config
         self._index = index
         self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
         self._init = EmbeddingInit.from_manifest(config.embedding_init)
         self._dtype = np.dtype(config.dtype_name)
-        self._spill = spill
+        self._spill, self._team = spill, team
         self.committed = 0  # steps in the rows
         self.dense_committed = 0  # steps in the dense parameters: one more during a commit
         self.tables: dict[int, Table] = {}
         self.stores: dict[int, RowStore] = {}  # by dimension
-        self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
+        self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer), team)
         self.statistics = StatisticsStore()
         self._places: dict[str, Place] = {}  # of the pieces in `dense`
         self._pushes: dict[int, dict[str, Gradients]] = {}
@@ -134,7 +136,7 @@ class Shard:
         for dim, specs in by_dim.items():
             if dim not in self.stores:
                 layout = dim, self._dtype, self._sparse_optimizer
-                self.stores[dim] = RowStore(*layout, self._config.seed, specs, self._spill)
+                self.stores[dim] = RowStore(*layout, self._config.seed, specs, self._spill, self._team)
         unknown = {n: piece for n, piece in dense.items() if n not in self._places}
         missing = {n: v for n, v in statistics.items() if n not in self.statistics.names}
         if self._restore is not None:
@@ -430,9 +432,8 @@ class Shard:
             for name, store in parts.items()
         }
         copier = self._copier = Copier(parts, {name: copy for name, (_, copy) in begun.items()}, wake)
-        num_rows = self.num_rows
+        num_rows, earlier = self.num_rows, saved.files if saved else ()
         added = num_rows - (saved.num_rows if saved else 0)
-        earlier = saved.files if saved else ()
         files: list[RowFile | StateFile] = []
         if copier.parts or added or not saved:  # what was evicted changes the number of rows only
             files.append(RowFile(f"rows-{self._index}.safetensors", copier.parts, origin, self._index, added))
@@ -464,8 +465,7 @@ class Shard:
         if saved is None:
             return None
         changed = sum(s.count_changed(saved.snapshots.get(n, LOADED)) * s.row_nbytes for n, s in self._parts.items())
-        total = sum(len(store) * store.row_nbytes for store in self._parts.values())
-        return saved if builds_on(saved, changed, total) else None
+        return saved if builds_on(saved, changed, sum(len(s) * s.row_nbytes for s in self._parts.values())) else None
 
     @property
     def _parts(self) -> dict[str, KeyedRows]:

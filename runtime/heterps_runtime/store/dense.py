@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from heterps_runtime.store.kernel import AnyFloats, kernel, view
 from heterps_runtime.store.optimizers import DenseOptimizer
-from heterps_runtime.store.rows import count_unusable, largest_usable
+from heterps_runtime.store.rows import count_all_unusable, largest_usable
+from heterps_runtime.store.team import ALONE, Team
 
 Array = np.ndarray[Any, Any]
 
@@ -31,12 +32,17 @@ class DenseStore:
 
     Not thread-safe, except for `nbytes`.
 
+    Args:
+        optimizer: applied once per parameter and step.
+        team: threads that compute. The parameters do not depend on their number.
+
     Attributes:
         nbytes: bytes of values and state.
     """
 
-    def __init__(self, optimizer: DenseOptimizer) -> None:
+    def __init__(self, optimizer: DenseOptimizer, team: Team = ALONE) -> None:
         self.optimizer = optimizer
+        self._team = team
         self.step = 0  # of the last `apply`
         self.nbytes = 0
         self._values: dict[str, AnyFloats] = {}
@@ -100,7 +106,7 @@ class DenseStore:
             self.check_push(push)
         given = [{name: view(grad, grad.dtype) for name, grad in push.items()} for push in pushes]
         unusable = sum(
-            count_unusable(grad.reshape(-1), largest_usable(grad.dtype, len(given)))
+            count_all_unusable(grad, largest_usable(grad.dtype, len(given)), self._team)
             for push in given
             for grad in push.values()
         )
@@ -108,17 +114,27 @@ class DenseStore:
             return unusable
         self.step = step
         for name, value in self._values.items():
-            grads = [push[name] for push in given if name in push]
-            if not grads:
-                continue
-            total = grads[0]
-            if len(grads) > 1:
-                total = grads[0] + grads[1]
-                for grad in grads[2:]:
-                    total += grad
-            flat_state = [array.reshape(-1) for array in self._state[name].values()]
-            update_dense(self.optimizer, value.reshape(-1), flat_state, total.reshape(-1), scale=scale, step=step)
+            grads = [push[name].reshape(-1) for push in given if name in push]
+            if grads:
+                state = [array.reshape(-1) for array in self._state[name].values()]
+                self._update(value.reshape(-1), state, grads, scale, step)
         return 0
+
+    def _update(
+        self, values: AnyFloats, state: Sequence[AnyFloats], grads: Sequence[AnyFloats], scale: float, step: int
+    ) -> None:
+        """Add gradients (n,) in order, and update the parameter (n,) and its state with their sum."""
+
+        def update(start: int, stop: int) -> None:
+            part = slice(start, stop)
+            total = grads[0][part]
+            if len(grads) > 1:
+                total = total + grads[1][part]
+                for grad in grads[2:]:
+                    total += grad[part]
+            update_dense(self.optimizer, values[part], [array[part] for array in state], total, scale=scale, step=step)
+
+        self._team.share_elements(len(values), update)
 
     def snapshot(self) -> dict[str, AnyFloats]:
         """Copies of all parameters, their state as `<parameter>::<state>`, and `LAST_STEP` as an int64 scalar."""

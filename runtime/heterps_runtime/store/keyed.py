@@ -24,6 +24,7 @@ from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import gather_rows, scatter_rows
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot, rows_of_piece
+from heterps_runtime.store.team import ALONE, Team
 from heterps_runtime.store.values import Values
 
 __all__ = ["LAST_STEP", "ROWS", "KeyFilter", "KeyedRows"]
@@ -45,6 +46,7 @@ class KeyedRows:
         tables: by number.
         ages: when ids of these tables go.
         draw: returns the initial elements (n, dim) of keys (n,); None: there is no column of elements.
+        team: threads that look up keys.
 
     Attributes:
         changes: which rows have changed since which snapshot.
@@ -59,6 +61,7 @@ class KeyedRows:
         tables: Mapping[int, TableSpec],
         ages: Ages,
         draw: Callable[[Int64s], NDArray[Any]] | None = None,
+        team: Team = ALONE,
     ) -> None:
         self.changes = Changes()
         self.tables = dict(tables)
@@ -66,6 +69,7 @@ class KeyedRows:
         self._values = values
         self._initial = dict(initial)
         self._draw = draw
+        self._team = team
         self._last_steps = Slab(np.int32, (1,)) if self._ages else None  # in memory: those of a turn are all over it
         self._limits = limits
         self._num_rows = 0  # with those that were removed
@@ -226,8 +230,15 @@ class KeyedRows:
         Both arrays are valid until the next call.
         """
         rows, unknown = self._scratch(len(keys))
-        num_unknown = self._index.find(keys, self._keys.array, rows, unknown)
-        return rows, unknown[:num_unknown]
+
+        def find(start: int, stop: int) -> Int32s:
+            part = slice(start, stop)
+            count = self._index.find(keys[part], self._keys.array, rows[part], unknown[part])
+            unknown[start : start + count] += np.int32(start)
+            return unknown[start : start + count]
+
+        parts = self._team.share_rows(len(keys), find)
+        return rows, parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def evict(self, step: int) -> Int64s:
         """Remove the rows whose turn it is after a step and that no step has used for long enough.
@@ -281,7 +292,19 @@ class KeyedRows:
         Raises:
             ValueError: a key belongs to no table of this store.
         """
-        rows, _ = self._scratch(len(keys))
+        if self._team.size == 1:
+            rows, _ = self._scratch(len(keys))
+            self._claim_in_order(keys, rows, loaded=loaded)
+            return rows
+        rows, unknown = self.find(keys)  # several threads find rows; one gives new ones
+        if len(unknown) or self._index.moves:
+            new = np.empty(len(unknown), np.int32)
+            self._claim_in_order(keys[unknown], new, loaded=loaded)
+            rows[unknown] = new
+        return rows
+
+    def _claim_in_order(self, keys: Int64s, rows: Int32s, *, loaded: bool) -> None:
+        """As `_claim`, in one thread; sets `rows` (n,)."""
         done = 0
         while True:
             stop, num_free = self._num_rows, self._num_free
@@ -295,7 +318,7 @@ class KeyedRows:
             if done < 0:
                 self._refuse(int(keys[-1 - done]))
             if done == len(keys):
-                return rows
+                return
             self._reserve(self._num_rows + 1)
 
     def _begin(self, rows: Int32s, *, loaded: bool) -> None:

@@ -23,14 +23,13 @@ from heterps_runtime.store.candidates import Candidates
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows, first_foreign
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
 from heterps_runtime.store.keyed import ROWS, KeyedRows
-from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
+from heterps_runtime.store.lookup import add_rows, gather_rows
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.spill import SpillSpace
+from heterps_runtime.store.team import ALONE, Team
 from heterps_runtime.store.values import values_of
 
-__all__ = ["RowStore", "count_unusable", "largest_usable"]
-
-_NO_MASK = np.zeros(0, np.bool_)
+__all__ = ["RowStore", "count_all_unusable", "largest_usable"]
 
 
 class RowStore(KeyedRows):
@@ -43,6 +42,7 @@ class RowStore(KeyedRows):
         seed: of the initial values.
         tables: tables of this dimension, by number.
         spill: memory and disk for rows and state; None: all are in memory.
+        team: threads that compute. The rows do not depend on their number.
 
     Attributes:
         candidates: ids that have no row yet; None if the first step that uses an id gives it one, in all tables.
@@ -56,6 +56,7 @@ class RowStore(KeyedRows):
         seed: int,
         tables: Mapping[int, TableSpec],
         spill: SpillSpace | None = None,
+        team: Team = ALONE,
     ) -> None:
         if dim < 1:
             raise ValueError(f"dim: must be >= 1, is {dim}")
@@ -74,6 +75,7 @@ class RowStore(KeyedRows):
             tables,
             Ages.of_rows(rules),
             self._initial_rows,
+            team,
         )
         size = len(self._draws.limits)
         self._min_steps = np.array([rules[n].min_steps if n in rules else 1 for n in range(size)], np.int64)
@@ -107,10 +109,12 @@ class RowStore(KeyedRows):
         result = np.empty((len(given), self.dim), self.dtype)
         positions, unknown = self.find(given)
         for part, at in self._values.parts(positions, change=False):
-            gather_rows(self._values.columns[ROWS], at, result[part])
+            self._gather(at, result[part])
         if len(unknown):
-            bad = draw_rows(given, unknown, *self._draws, result)
-            if bad >= 0:
+            draw = self._team.share_rows(
+                len(unknown), lambda start, stop: draw_rows(given, unknown[start:stop], *self._draws, result)
+            )
+            if (bad := max(draw)) >= 0:
                 self._refuse(int(given[bad]))
         return result
 
@@ -136,7 +140,7 @@ class RowStore(KeyedRows):
             assert grads.shape == (len(keys), self.dim), "one gradient row per key"
         total = sum(len(keys) for keys, _ in given)
         limit = largest_usable(self.dtype, total)
-        unusable = sum(count_unusable(grads.reshape(-1), limit) for _, grads in given)
+        unusable = sum(count_all_unusable(grads, limit, self._team) for _, grads in given)
         if unusable or not total:
             return unusable
         unique, where = self._unique(given[0][0] if len(given) == 1 else np.concatenate([keys for keys, _ in given]))
@@ -149,8 +153,7 @@ class RowStore(KeyedRows):
         self._use(touched, step)
         for part, at in self._values.parts(touched, change=True):
             state = self._values.columns
-            rows = state.pop(ROWS)
-            self.optimizer.update(rows, state, at, sums[part], scale, step)
+            self._update(state.pop(ROWS), state, at, sums[part], scale, step)
         return 0
 
     def read_ahead(self, keys: NDArray[np.int64]) -> None:
@@ -207,19 +210,41 @@ class RowStore(KeyedRows):
         if len(self._sums) < num_touched:
             self._sums = np.empty((num_touched + num_touched // 4, self.dim), self.dtype)
         sums = self._sums[:num_touched]
-        sums[:] = 0
-        begin = 0
-        for keys, grads in given:
-            scatter_add_rows(
-                grads.reshape(-1), grads.size, max(1, len(keys)), where[begin : begin + len(keys)], _NO_MASK, sums
-            )
-            begin += len(keys)
+
+        def add(start: int, stop: int) -> None:
+            sums[start:stop] = 0
+            begin = 0
+            for keys, grads in given:
+                add_rows(grads, where[begin : begin + len(keys)], start, stop, sums)
+                begin += len(keys)
+
+        self._team.share_rows(num_touched, add)
         return sums
+
+    def _gather(self, positions: Int32s, out: AnyFloats) -> None:
+        rows = self._values.columns[ROWS]
+        self._team.share_rows(
+            len(positions), lambda start, stop: gather_rows(rows, positions[start:stop], out[start:stop])
+        )
+
+    def _update(
+        self, rows: AnyFloats, state: dict[str, AnyFloats], at: Int32s, sums: AnyFloats, scale: float, step: int
+    ) -> None:
+        self._team.share_rows(
+            len(at),
+            lambda start, stop: self.optimizer.update(rows, state, at[start:stop], sums[start:stop], scale, step),
+        )
 
 
 def largest_usable(dtype: np.dtype[Any], num_terms: int) -> Any:
     """The largest magnitude for which `num_terms` values can be added without overflow, a scalar of `dtype`."""
     return dtype.type(np.finfo(dtype).max / max(num_terms, 1))
+
+
+def count_all_unusable(values: AnyFloats, limit: Any, team: Team) -> int:
+    """As `count_unusable`, for values of any shape, by a team."""
+    flat = values.reshape(-1)
+    return sum(team.share_elements(flat.size, lambda start, stop: count_unusable(flat[start:stop], limit)))
 
 
 @kernel
