@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from heterps_runtime.store.kernel import Int32s, Int64s, kernel, prefetch
 from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.team import Team
 
 __all__ = ["LOADED", "MAX_SNAPSHOTS", "Changes", "find_before", "find_marked"]
 
@@ -62,9 +63,10 @@ class Changes:
         self._num_new -= int(np.count_nonzero(marks[rows] == self.now))
         marks[rows] = _GONE
 
-    def touch(self, rows: Int32s) -> None:
-        """Note that rows (n,) are being changed."""
-        self._num_new += _touch(self._marks.array, rows, self.now)
+    def touch(self, rows: Int32s, team: Team) -> None:
+        """Note that rows (n,), which are distinct, are being changed."""
+        marks = self._marks.array
+        self._num_new += sum(team.share_rows(len(rows), lambda start, stop: _touch(marks, rows[start:stop], self.now)))
 
     def count_after(self, snapshot: int, num_rows: int) -> int:
         """Number of rows that have changed after a snapshot, of the first `num_rows` and without those removed.

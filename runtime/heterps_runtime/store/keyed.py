@@ -336,7 +336,7 @@ class KeyedRows:
         """Note that a step is about to change rows (n,)."""
         if self._snapshot is not None:
             self._snapshot.keep(rows)
-        self.changes.touch(rows)
+        self.changes.touch(rows, self._team)
         if self._last_steps:
             stamp(self._last_steps.array.reshape(-1), rows, step)
 

@@ -164,18 +164,6 @@ def scatter_rows(values: AnyFloats, positions: Int32s, rows: AnyFloats) -> None:
 
 
 @kernel
-def add_rows(values: AnyFloats, positions: Int32s, start: int, stop: int, rows: AnyFloats) -> None:
-    """rows[positions[i]] += values[i], in order, for the positions from `start` to `stop`."""
-    dim = values.shape[1]
-    for i in range(positions.size):
-        p = positions[i]
-        if start <= p < stop:
-            r = np.uint64(p)
-            for j in range(dim):
-                rows[r, j] += values[i, j]
-
-
-@kernel
 def scatter_add_rows(
     grads: AnyFloats, step: int, per_step: int, positions: Int32s, skip: Mask, accumulator: AnyFloats
 ) -> None:

@@ -23,7 +23,8 @@ from heterps_runtime.store.candidates import Candidates
 from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows, first_foreign
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
 from heterps_runtime.store.keyed import ROWS, KeyedRows
-from heterps_runtime.store.lookup import add_rows, gather_rows
+from heterps_runtime.store.lookup import gather_rows
+from heterps_runtime.store.merging import Merger
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.team import ALONE, Team
@@ -81,7 +82,7 @@ class RowStore(KeyedRows):
         self._min_steps = np.array([rules[n].min_steps if n in rules else 1 for n in range(size)], np.int64)
         self.candidates = Candidates(self._draws.limits, tables) if (self._min_steps > 1).any() else None
         self._moved = np.zeros((size, 2), np.int64)  # rows that came from candidates, and that were evicted
-        self._sums: AnyFloats = np.empty((0, dim), self.dtype)  # scratch memory, kept between calls
+        self._merger = Merger(dim, self.dtype, team)
 
     @property
     def nbytes(self) -> int:
@@ -143,8 +144,7 @@ class RowStore(KeyedRows):
         unusable = sum(count_all_unusable(grads, limit, self._team) for _, grads in given)
         if unusable or not total:
             return unusable
-        unique, where = self._unique(given[0][0] if len(given) == 1 else np.concatenate([keys for keys, _ in given]))
-        sums = given[0][1] if len(unique) == len(given[0][0]) == total else self._summed(given, where, len(unique))
+        unique, sums = self._merger.merge(given)
         if self.candidates is not None:
             has_row = self._admit(self.candidates, unique, step)
             if not has_row.all():
@@ -205,21 +205,6 @@ class RowStore(KeyedRows):
         rows = np.empty((len(keys), self.dim), self.dtype)
         draw_rows(keys, np.arange(len(keys), dtype=np.int32), *self._draws, rows)
         return rows
-
-    def _summed(self, given: list[tuple[Int64s, AnyFloats]], where: Int32s, num_touched: int) -> AnyFloats:
-        if len(self._sums) < num_touched:
-            self._sums = np.empty((num_touched + num_touched // 4, self.dim), self.dtype)
-        sums = self._sums[:num_touched]
-
-        def add(start: int, stop: int) -> None:
-            sums[start:stop] = 0
-            begin = 0
-            for keys, grads in given:
-                add_rows(grads, where[begin : begin + len(keys)], start, stop, sums)
-                begin += len(keys)
-
-        self._team.share_rows(num_touched, add)
-        return sums
 
     def _gather(self, positions: Int32s, out: AnyFloats) -> None:
         rows = self._values.columns[ROWS]

@@ -36,23 +36,32 @@ class Team:
         Returns:
             The results, in the order of the parts.
         """
-        return self._share(count, _LEAST_ROWS, work)
+        return self._share(count, self.parts_of_rows(count), work)
 
     def share_elements(self, count: int, work: Callable[[int, int], T]) -> list[T]:
         """As `share_rows`, for elements of an array, of which each takes little time."""
-        return self._share(count, _LEAST_ELEMENTS, work)
+        return self._share(count, self._parts(count, _LEAST_ELEMENTS), work)
 
-    def _share(self, count: int, least: int, work: Callable[[int, int], T]) -> list[T]:
-        number = min(self.size, count // least)
-        if self._others is None or number <= 1:
-            return [work(0, count)]
-        bounds = [count * i // number for i in range(number + 1)]
-        others = [self._others.submit(work, *bounds[i : i + 2]) for i in range(1, number)]
+    def parts_of_rows(self, count: int) -> int:
+        """The number of parts into which work on so many rows or keys is divided."""
+        return self._parts(count, _LEAST_ROWS)
+
+    def each(self, parts: int, work: Callable[[int], T]) -> list[T]:
+        """Call `work(part)` for each of some parts, at most `size`, at the same time; returns the results in order."""
+        if self._others is None or parts == 1:
+            return [work(part) for part in range(parts)]
+        others = [self._others.submit(work, part) for part in range(1, parts)]
         try:
-            first = work(0, bounds[1])
+            first = work(0)
         finally:
             wait(others)  # they write to memory that the next call uses
         return [first, *(other.result() for other in others)]
+
+    def _parts(self, count: int, least: int) -> int:
+        return max(1, min(self.size, count // least))
+
+    def _share(self, count: int, parts: int, work: Callable[[int, int], T]) -> list[T]:
+        return self.each(parts, lambda part: work(count * part // parts, count * (part + 1) // parts))
 
 
 ALONE = Team(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +19,13 @@ from tests.same_model import assert_same_model
 
 def test_the_model_is_that_of_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared: set[int] = set()
-    share = team.Team._share
+    each = team.Team.each
 
-    def sharing(self: team.Team, count: int, least: int, work: object) -> list[object]:
-        shared.add(self.size)
-        return share(self, count, least, work)  # type: ignore[arg-type]
+    def sharing(self: team.Team, parts: int, work: Callable[[int], Any]) -> list[Any]:
+        shared.add(parts)
+        return each(self, parts, work)
 
-    monkeypatch.setattr(team.Team, "_share", sharing)
+    monkeypatch.setattr(team.Team, "each", sharing)
     monkeypatch.setattr(team, "_LEAST_ROWS", 1)
     monkeypatch.setattr(team, "_LEAST_ELEMENTS", 1)
     monkeypatch.setenv(THREADS, "3")
