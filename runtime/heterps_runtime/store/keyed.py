@@ -222,7 +222,7 @@ class KeyedRows:
             scatter_rows(arrays.pop(LAST_STEP), numbers, self._last_steps.array)
         for part, at in self._values.parts(numbers, change=True):
             for name, array in arrays.items():
-                scatter_rows(array[part], at, self._values.columns[name])
+                self._scatter(array[part], at, self._values.columns[name])
 
     def find(self, keys: Int64s) -> tuple[Int32s, Int32s]:
         """Look up keys (n,): the row of each, or -1, (n,); and the positions (u,) of those that have none.
@@ -292,7 +292,7 @@ class KeyedRows:
         Raises:
             ValueError: a key belongs to no table of this store.
         """
-        if self._team.size == 1:
+        if self._team.size == 1 or loaded:  # what is loaded is new, or nearly all of it
             rows, _ = self._scratch(len(keys))
             self._claim_in_order(keys, rows, loaded=loaded)
             return rows
@@ -330,7 +330,12 @@ class KeyedRows:
             for name, value in self._initial.items():
                 columns[name][at] = value
             if self._draw and not loaded:
-                scatter_rows(self._draw(self._keys.array[rows[part]]), at, columns[ROWS])
+                self._scatter(self._draw(self._keys.array[rows[part]]), at, columns[ROWS])
+
+    def _scatter(self, values: NDArray[Any], positions: Int32s, rows: NDArray[Any]) -> None:
+        self._team.share_rows(
+            len(positions), lambda start, stop: scatter_rows(values[start:stop], positions[start:stop], rows)
+        )
 
     def _use(self, rows: Int32s, step: int) -> None:
         """Note that a step is about to change rows (n,)."""

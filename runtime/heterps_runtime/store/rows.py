@@ -203,7 +203,8 @@ class RowStore(KeyedRows):
 
     def _initial_rows(self, keys: Int64s) -> AnyFloats:
         rows = np.empty((len(keys), self.dim), self.dtype)
-        draw_rows(keys, np.arange(len(keys), dtype=np.int32), *self._draws, rows)
+        places = np.arange(len(keys), dtype=np.int32)
+        self._team.share_rows(len(keys), lambda start, stop: draw_rows(keys, places[start:stop], *self._draws, rows))
         return rows
 
     def _gather(self, positions: Int32s, out: AnyFloats) -> None:
