@@ -55,7 +55,7 @@ def prepare_cluster() -> None:
 # Files in parallel: tests of whole jobs spend most of their time waiting for processes and pods to start.
 FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering", "-p", "tests.garbage")
 PARTS = (
-    Part("local", ("-n", "3", *FILES), prepare_local),
+    Part("local", ("-n", "4", *FILES), prepare_local),
     Part("cluster", ("-n", "2", *FILES, "tests/cluster"), prepare_cluster),
 )
 

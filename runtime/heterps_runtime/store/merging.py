@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heterps_runtime.store.kernel import PREFETCH_BLOCK, AnyFloats, Int32s, Int64s, kernel, mix64, prefetch
 from heterps_runtime.store.team import Team
@@ -20,6 +19,7 @@ __all__ = ["Merger"]
 
 _SHIFT_32 = np.uint64(32)
 _SMALLEST_TABLE = 1 << 10
+_NOTHING, _ENTRIES, _ROOM = 0, 1, 2
 _AHEAD = 16  # rows whose memory is requested in advance
 _LINE = 64  # bytes of a cache line
 
@@ -67,22 +67,30 @@ class _Part:
         # Of positions of unique keys, sized by those of earlier calls, since most ids of a click log repeat. At most a
         # quarter is used: with a half, searches take half as long again.
         self._table: Int32s = np.zeros(_SMALLEST_TABLE, np.int32)
-        self._scratch: NDArray[np.int32] = np.empty((2, 0), np.int32)  # positions in all keys, and in `unique`
-        self._keys: Int64s = np.empty(0, np.int64)
+        # Of each key of this part, the position in all keys, and in `unique`.
+        self._scratch: tuple[Int32s, Int32s] = np.empty(0, np.int32), np.empty(0, np.int32)
+        self._keys: Int64s = np.empty(0, np.int64)  # `unique` and the room after it
         self._count = 0  # of keys, the repeated ones included
 
     def number(self, keys: Int64s, part: int, parts: int) -> int:
         """Find the distinct keys of this part; returns their number."""
-        if self._scratch.shape[1] < len(keys):
-            size = len(keys) + len(keys) // 4
-            self._scratch, self._keys = np.empty((2, size), np.int32), np.empty(size, np.int64)
+        self._make_room(len(keys) // parts)
         counts = np.zeros(2, np.int64)
-        places, numbers = self._scratch
-        while not _number(keys, part, parts, self._table, places, numbers, self._keys, counts):
-            self._table = np.zeros(2 * len(self._table), np.int32)  # too full: start again with a larger one
+        while (lack := _number(keys, part, parts, self._table, *self._scratch, self._keys, counts)) != _NOTHING:
+            # Start again with more room.
+            if lack == _ENTRIES:
+                self._table = np.zeros(2 * len(self._table), np.int32)
+            else:
+                self._make_room(2 * len(self._keys))
         self._count, distinct = counts.tolist()
         self.unique = self._keys[:distinct]
         return distinct
+
+    def _make_room(self, count: int) -> None:
+        if len(self._keys) <= count:
+            size = count + count // 4 + 1
+            self._scratch = np.empty(size, np.int32), np.empty(size, np.int32)
+            self._keys = np.empty(size, np.int64)
 
     def add(self, pushes: Sequence[tuple[Int64s, AnyFloats]], sums: AnyFloats) -> None:
         """Set `sums` (U, dim) to the sums of this part's gradients."""
@@ -96,22 +104,27 @@ class _Part:
 @kernel
 def _number(
     keys: Int64s, part: int, parts: int, table: Int32s, places: Int32s, numbers: Int32s, unique: Int64s, counts: Int64s
-) -> bool:
-    """Number the keys of a part; False if `table` is more than a quarter full. table[h] is 1 + a number, or 0.
+) -> int:
+    """Number the keys of a part. table[h] is 1 + a number, or 0.
 
     Args:
         keys: (N,), of all parts.
         part: the number of this one.
         parts: how many there are.
         table: a power of two of entries.
-        places: (N,), output, the position in `keys` of each key of the part.
-        numbers: output, its position in `unique`.
-        unique: output, the distinct keys of the part in the order of first occurrence.
+        places: (n,), output, the position in `keys` of each key of the part, which are less than n.
+        numbers: (n,), output, its position in `unique`.
+        unique: (n,), output, the distinct keys of the part in the order of first occurrence.
         counts: (2,), output: how many keys there are in `places`, and in `unique`.
+
+    Returns:
+        What is lacking: `_NOTHING`, `_ENTRIES` if `table` is a quarter full, or `_ROOM` for more keys in `places`.
     """
     own, others = np.uint64(part), np.uint64(parts)
     n = 0
-    for i in range(keys.size):  # without a branch, which processors would foresee half of the time
+    for i in range(keys.size):  # without a branch on the key, which processors would foresee half of the time
+        if n == places.size:
+            return _ROOM
         places[n] = i
         n += (mix64(np.uint64(keys[i])) >> _SHIFT_32) * others >> _SHIFT_32 == own
     table[:] = 0
@@ -122,10 +135,8 @@ def _number(
     for start in range(0, n, PREFETCH_BLOCK):
         stop = min(start + PREFETCH_BLOCK, n)
         for k in range(start, stop):
-            half = (
-                mix64(np.uint64(keys[np.uint64(places[k])])) >> _SHIFT_32
-            )  # not the low bits: a shard's keys share those
-            hashes[k - start] = np.int64(half) & mask
+            # Not the low bits of the hash: a shard's keys share those.
+            hashes[k - start] = np.int64(mix64(np.uint64(keys[np.uint64(places[k])])) >> _SHIFT_32) & mask
             prefetch(table, hashes[k - start])
         for k in range(start, stop):
             key, h = keys[np.uint64(places[k])], hashes[k - start]
@@ -133,7 +144,7 @@ def _number(
                 p = table[h]
                 if p == 0:
                     if count == room:
-                        return False
+                        return _ENTRIES
                     unique[count] = key
                     count += 1
                     table[h] = count
@@ -144,7 +155,7 @@ def _number(
                 h = (h + 1) & mask
             numbers[k] = p - 1
     counts[0], counts[1] = n, count
-    return True
+    return _NOTHING
 
 
 @kernel

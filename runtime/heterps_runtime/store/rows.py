@@ -112,11 +112,12 @@ class RowStore(KeyedRows):
         for part, at in self._values.parts(positions, change=False):
             self._gather(at, result[part])
         if len(unknown):
-            draw = self._team.share_rows(
+            drawn = self._team.share_rows(
                 len(unknown), lambda start, stop: draw_rows(given, unknown[start:stop], *self._draws, result)
             )
-            if (bad := max(draw)) >= 0:
-                self._refuse(int(given[bad]))
+            for bad in drawn:
+                if bad >= 0:
+                    self._refuse(int(given[bad]))
         return result
 
     def apply(self, pushes: Sequence[tuple[NDArray[np.int64], AnyFloats]], scale: float, step: int) -> int:

@@ -15,6 +15,7 @@ from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store import team
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import TableSpec
+from heterps_runtime.store.kernel import mix64
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.store.rows import RowStore
 from heterps_runtime.store.spill import SpillSpace
@@ -82,6 +83,17 @@ def test_the_rows_do_not_depend_on_the_number_of_threads(
 def test_nor_do_those_on_disk(tmp_path: Path) -> None:
     stores = [_store("adam", members, RULES, tmp_path / str(members.size)) for members in (ALONE, THREE)]
     _train(stores, 3, [[4000, 4000]] * 4)
+
+
+def test_nor_if_all_keys_are_those_of_one_thread() -> None:
+    ids = np.array([i for i in range(IDS) if int(mix64(np.uint64(i))) >> 32 < 1 << 30])
+    assert len(ids) > 1000
+    stores = [_store("adagrad", members, TableRules(), None) for members in (ALONE, THREE)]
+    gradients = np.random.default_rng(4).normal(size=(len(ids), DIM)).astype(np.float32)
+    for step in (1, 2):
+        pushes = [(make_keys(0, ids), gradients), (make_keys(0, ids[::-1]), gradients)]
+        assert [store.apply(pushes, 0.5, step) for store in stores] == [0, 0]
+        _same(*stores)
 
 
 def test_loaded_rows_are_the_same_while_the_index_grows() -> None:
