@@ -184,10 +184,10 @@ class ClusterJob:
 
         def reached() -> Json | None:
             status = self.status()
-            phase = status.get("phase")
-            if phase in ("Succeeded", "Failed") and phase not in phases:
-                raise AssertionError(f"the job is {phase}: {status.get('message')}\n{self.story()}")
-            return status if phase in phases else None
+            if status.get("phase") in phases:
+                return status
+            self._expect_not_over(status)
+            return None
 
         return wait_until(f"{self.name} is {' or '.join(phases)}", reached, seconds, more=self.story)
 
@@ -202,12 +202,19 @@ class ClusterJob:
 
     def wait_for_step(self, step: int) -> None:
         """Wait until a number of steps is committed."""
-        wait_until(
-            f"step {step}",
-            lambda: self.step() >= step,
-            PATIENCE_SECONDS,
-            more=self.story,
-        )
+
+        def reached() -> bool:
+            status = self.status()
+            there = self.step() >= step
+            if not there:
+                self._expect_not_over(status)
+            return there
+
+        wait_until(f"step {step}", reached, PATIENCE_SECONDS, more=self.story)
+
+    def _expect_not_over(self, status: Json) -> None:
+        if (phase := status.get("phase")) in ("Succeeded", "Failed"):
+            raise AssertionError(f"the job is {phase}: {status.get('message')}\n{self.story()}")
 
     def coordinator(self) -> CoordinatorClient:
         """Return a client of its coordinator, like the operator's."""

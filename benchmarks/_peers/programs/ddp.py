@@ -69,6 +69,7 @@ def main(task: Task, rank: int) -> None:
     if rank == 0:
         evaluate(task, lambda s: network(s.ids, s.numbers), device)
     if not alone:
+        dist.barrier()  # rank 0 evaluates while the others are done, and has the group's store
         dist.destroy_process_group()
 
 
