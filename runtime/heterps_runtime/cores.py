@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["THREADS", "computing_threads", "processor_seconds", "usable_cores"]
+__all__ = ["THREADS", "computing_threads", "main_thread_seconds", "processor_seconds", "usable_cores"]
 
 THREADS = "OMP_NUM_THREADS"
 """The environment variable with the number of threads for computing, which the controller sets for each process."""
@@ -56,3 +56,15 @@ def processor_seconds(pid: int) -> float:
     if error:
         raise ProcessLookupError(error, os.strerror(error))
     return time.clock_gettime(clock.value)
+
+
+def main_thread_seconds(pid: int, processes: Path = Path("/proc")) -> float | None:
+    """As `processor_seconds`, of a process's main thread; None: the kernel does not tell.
+
+    Args:
+        pid: of a process that was not waited for.
+        processes: mount point of the process file system.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((processes / f"{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from heterps_runtime.cores import processor_seconds, usable_cores
+from heterps_runtime.cores import THREADS, computing_threads, main_thread_seconds, processor_seconds, usable_cores
 
 ALL = float(len(os.sched_getaffinity(0)))
 
@@ -50,3 +51,28 @@ def test_the_processor_time_of_another_process_is_told_until_it_is_waited_for() 
         process.communicate(b"\n")
     with pytest.raises(ProcessLookupError):
         processor_seconds(process.pid)
+
+
+def test_the_main_thread_has_a_part_of_a_process_s_time(tmp_path: Path) -> None:
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.1:
+            pass
+
+    main, thread = main_thread_seconds(os.getpid()), threading.Thread(target=work)
+    assert main is not None, "this kernel has no schedstat"
+    thread.start()
+    thread.join()
+    assert main <= (later := main_thread_seconds(os.getpid()) or 0.0) <= processor_seconds(os.getpid()) - 0.1
+    assert later - main < 0.1
+    assert main_thread_seconds(os.getpid(), tmp_path) is None
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 1), ("4", 4), ("0", 1), ("4,2", 1), ("", 1)])
+def test_a_process_computes_with_the_threads_that_it_is_given(
+    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(THREADS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(THREADS, given)
+    assert computing_threads() == threads

@@ -200,14 +200,13 @@ def _serial(measured: Measured, overhead: float) -> float:
 
 
 def _servers(measured: Measured) -> dict[str, float]:
-    """Processor seconds of the parameter server per sample, of the steps with most workers.
+    """Processor seconds of the parameter server's busiest core per sample, of the steps with most workers.
 
     Each worker of a batch pulls its own rows and dense parameters, so one worker alone would make servers look cheaper
     than they are for several.
     """
     most = measured.together or measured.alone
-    seconds = most.processor["servers"] / measured.batch_size
-    return {"processorSecondsPerSample": seconds, "workers": most.workers}
+    return {"processorSecondsPerSample": most.server_core / measured.batch_size, "workers": most.workers}
 
 
 def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:

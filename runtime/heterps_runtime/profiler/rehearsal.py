@@ -41,7 +41,7 @@ from heterps_runtime.contract import (
     Role,
     worker_name,
 )
-from heterps_runtime.cores import processor_seconds
+from heterps_runtime.cores import computing_threads, main_thread_seconds, processor_seconds
 from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.profiler.readings import Reading
 from heterps_runtime.wire.link import ControlLink, Credentials
@@ -88,6 +88,19 @@ class Whole:
     steps: int  # number of measured steps
     activities: dict[str, float]  # seconds per step by the worker's clock
     processor: dict[str, float]  # processor seconds per step, by role: workers, servers, coordinator
+    server_core: float  # those of the server's busiest core: of its main thread, and an equal part of all at least
+
+
+class _Used(NamedTuple):
+    """Processor seconds of the job's processes."""
+
+    processor: dict[str, float]  # as in `Whole`
+    server_core: float
+
+    def since(self, earlier: _Used, steps: int) -> _Used:
+        """What each of some steps has taken."""
+        processor = {role: (seconds - earlier.processor[role]) / steps for role, seconds in self.processor.items()}
+        return _Used(processor, (self.server_core - earlier.server_core) / steps)
 
 
 class _Report(NamedTuple):
@@ -251,21 +264,19 @@ class Rehearsal:
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         asked = began = None
-        first: tuple[int, dict[str, float]] | None = None
+        first: tuple[int, _Used] | None = None
         while True:
             time.sleep(_PHASE_POLL_SECONDS)
             reports = [r for r in link.reports if r.generation > after][_WARM_STEPS:]
             if len(reports) > 1:
                 began = began or time.monotonic()
-                first = first or (len(reports), self._processor())
+                first = first or (len(reports), self._used())
                 deadline = time.monotonic() + _PATIENCE_SECONDS
             if first is not None and len(reports) > max(_FEWEST_STEPS, first[0]):
                 late = began is not None and time.monotonic() > began + _PHASE_SECONDS
                 settled = _steps(reports).spread < _ENOUGH_SPREAD and len(reports) > 2 * _FEWEST_STEPS
                 if late or settled or len(reports) > _MOST_STEPS:
-                    used, steps = self._processor(), len(reports) - first[0]
-                    processor = {role: (seconds - first[1][role]) / steps for role, seconds in used.items()}
-                    return _reduce(workers, reports, processor)
+                    return _reduce(workers, reports, self._used().since(first[1], len(reports) - first[0]))
             if time.monotonic() > deadline:
                 raise TransientError(f"no step was committed for {_PATIENCE_SECONDS:.0f} s while measuring whole steps")
             self._check_alive()
@@ -273,12 +284,13 @@ class Rehearsal:
                 asked = time.monotonic()
                 _check_phase(credentials)
 
-    def _processor(self) -> dict[str, float]:
-        """Processor seconds of the job's processes so far, by role."""
+    def _used(self) -> _Used:
         seconds = {"workers": time.process_time(), "servers": 0.0, "coordinator": 0.0}
         for role, process in self._processes.items():
             seconds[_ROLES[role]] += processor_seconds(process.pid)
-        return seconds
+        whole, threads = seconds["servers"], computing_threads()  # the server has as many as a worker
+        main = None if threads == 1 else main_thread_seconds(self._processes[Role.PS].pid)
+        return _Used(seconds, whole if main is None else max(main, whole / threads))
 
     def _dismiss(self, credentials: Credentials, name: str) -> None:
         process = self._processes.pop(Role.WORKER)
@@ -346,9 +358,9 @@ def _steps(reports: Sequence[_Report]) -> Reading:
     return Reading.of([later.at - earlier.at for earlier, later in itertools.pairwise(reports)])
 
 
-def _reduce(workers: int, reports: Sequence[_Report], processor: dict[str, float]) -> Whole:
+def _reduce(workers: int, reports: Sequence[_Report], used: _Used) -> Whole:
     figures = [report.activities for report in reports[1:]]
     busy = [sum(f.get(name, 0.0) for name in _BUSY) for f in figures]
     names = {n for f in figures for n in f}
     activities = {n: Reading.of([f.get(n, 0.0) for f in figures]).seconds for n in sorted(names)}
-    return Whole(workers, _steps(reports), Reading.of(busy), len(figures), activities, processor)
+    return Whole(workers, _steps(reports), Reading.of(busy), len(figures), activities, *used)

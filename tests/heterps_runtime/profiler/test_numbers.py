@@ -21,7 +21,7 @@ def _whole(
 ) -> Whole:
     used = processor or (workers * step, 0.0, 0.0)
     roles = dict(zip(("workers", "servers", "coordinator"), used, strict=True))
-    return Whole(workers, Reading(step, spread), Reading(busy, spread), 20, {}, roles)
+    return Whole(workers, Reading(step, spread), Reading(busy, spread), 20, {}, roles, used[1])
 
 
 def _layer(

@@ -22,7 +22,7 @@ from heterps_runtime.contract import (
     PATH_STATUS,
     JobPhase,
 )
-from heterps_runtime.cores import usable_cores
+from heterps_runtime.cores import THREADS, usable_cores
 from heterps_runtime.profiler.main import run_profiler
 from heterps_runtime.wire.link import Credentials
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
@@ -96,6 +96,23 @@ def test_a_pool_is_measured_and_reported(
     elif profile["measured"]["cores"] > 1:
         assert two["steps"] >= 8
     assert job.status()["phase"] == JobPhase.PROFILING
+
+
+@pytest.mark.slow
+def test_a_server_of_several_cores_costs_what_its_busiest_core_spends(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(THREADS, "3")
+    document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
+    document["pools"][0]["spec"]["maxUnits"] = 1
+    job = start(document)
+
+    run_profiler(RunConfig.from_json(document), "cpu")
+
+    profile = job.credentials.request("GET", PATH_PROFILES)["cpu"]
+    busiest = profile["parameterServer"]["processorSecondsPerSample"] * profile["batchSize"]
+    # The threads of the transport work beside the one that computes these few rows.
+    assert busiest < 0.99 * profile["calibration"]["processor"]["servers"] <= 3 * busiest
 
 
 @pytest.mark.slow
