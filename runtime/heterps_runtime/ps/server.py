@@ -1,4 +1,4 @@
-"""The process of a parameter server: one thread between its sockets and its shards.
+"""The process of a parameter server: one thread between its sockets and its shards, and others that compute with it.
 
 It answers for one shard. With `parameterServer.replication` it also holds copies of those of the servers before it. All
 copies of a shard get the same pushes and commits, so a server that has lost its state copies it from another one. If
