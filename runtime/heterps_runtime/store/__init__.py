@@ -1,7 +1,7 @@
 """The storage engine of parameter servers, and a worker's lookups on a CPU: numpy and numba, never torch.
 
-Everything here is a function of arrays, or a store that one thread uses. Nothing knows of networks, steps in progress or
-files.
+Everything here is a function of arrays, or a store that one thread uses. Nothing knows of networks, steps in progress
+or files.
 
     keys                    names of rows, and their shards
     rows, index, memory     embedding rows
