@@ -234,8 +234,10 @@ class KeyedRows:
         def find(start: int, stop: int) -> Int32s:
             part = slice(start, stop)
             count = self._index.find(keys[part], self._keys.array, rows[part], unknown[part])
-            unknown[start : start + count] += np.int32(start)
-            return unknown[start : start + count]
+            found = unknown[start : start + count]
+            if start and count:
+                found += np.int32(start)
+            return found
 
         parts = self._team.share_rows(len(keys), find)
         return rows, parts[0] if len(parts) == 1 else np.concatenate(parts)

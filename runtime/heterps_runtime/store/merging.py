@@ -56,7 +56,7 @@ class Merger:
             self._sums = np.empty((total + total // 4, self._sums.shape[1]), self._sums.dtype)
         sums, ends = self._sums[:total], list(accumulate(counts))
         self._team.each(len(parts), lambda i: parts[i].add(pushes, sums[ends[i] - counts[i] : ends[i]]))
-        return np.concatenate([part.unique for part in parts]), sums
+        return parts[0].unique if len(parts) == 1 else np.concatenate([part.unique for part in parts]), sums
 
 
 class _Part:
@@ -122,11 +122,18 @@ def _number(
     """
     own, others = np.uint64(part), np.uint64(parts)
     n = 0
-    for i in range(keys.size):  # without a branch on the key, which processors would foresee half of the time
-        if n == places.size:
+    if parts == 1:
+        n = keys.size
+        if n > places.size:
             return _ROOM
-        places[n] = i
-        n += (mix64(np.uint64(keys[i])) >> _SHIFT_32) * others >> _SHIFT_32 == own
+        for i in range(n):
+            places[i] = i
+    else:
+        for i in range(keys.size):  # without a branch on the key, which processors would foresee half of the time
+            if n == places.size:
+                return _ROOM
+            places[n] = i
+            n += (mix64(np.uint64(keys[i])) >> _SHIFT_32) * others >> _SHIFT_32 == own
     table[:] = 0
     mask = table.size - 1
     room = table.size // 4

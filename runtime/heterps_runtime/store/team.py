@@ -58,9 +58,11 @@ class Team:
         return [first, *(other.result() for other in others)]
 
     def _parts(self, count: int, least: int) -> int:
-        return max(1, min(self.size, count // least))
+        return 1 if self._others is None else max(1, min(self.size, count // least))
 
     def _share(self, count: int, parts: int, work: Callable[[int, int], T]) -> list[T]:
+        if parts == 1:
+            return [work(0, count)]
         return self.each(parts, lambda part: work(count * part // parts, count * (part + 1) // parts))
 
 
