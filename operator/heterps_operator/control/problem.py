@@ -302,8 +302,8 @@ def _servers(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
     """The parameter servers' pool, what they cost there, and their number if the job fixes it."""
     pool = _server_pool(job)
     seconds = (profiles[pool.name].get("parameterServer") or {}).get("processorSecondsPerSample") or 0.0
-    # Those of the busiest core, which bounds a pod of any size. Copies get the pushes, which are most of the work, and no
-    # pulls.
+    # Those of the busiest core, which bounds a pod of any size. Copies get the pushes, which are most of the work, but
+    # no pulls.
     cost = seconds * pool.units_per_pod * job.replication
     return _numbered(job, pool, {_SERVER_COST: cost} if seconds > 0 else {})
 

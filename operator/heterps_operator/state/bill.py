@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from heterps_operator.state.prices import PriceHistory, periods
 from heterps_operator.state.values import ProcessView
@@ -22,6 +22,10 @@ from heterps_operator.state.values import ProcessView
 __all__ = ["Bill", "BillLine"]
 
 _MICROSECONDS_PER_HOUR = Decimal(3_600_000_000)
+_HIGHEST_PRICE = 10**12  # of a unit and hour
+_LONGEST = 10**18  # microseconds of units: a million of them for 30,000 years; and seconds since 1970
+
+TimeT = TypeVar("TimeT", int, float)
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,28 @@ class Bill:
         """
         try:
             lines = tuple(
-                BillLine(str(p["pool"]), Decimal(p["pricePerUnitHour"]), int(p["unitMicroseconds"]))
+                BillLine(str(p["pool"]), _price(p["pricePerUnitHour"]), _time(int(p["unitMicroseconds"])))
                 for p in value["pools"]
             )
             until = value["billedUntil"]
-            prices = {str(pool): Decimal(price) for pool, price in (value.get("prices") or {}).items()}
-            return cls(lines, None if until is None else float(until), prices)
+            prices = {str(pool): _price(price) for pool, price in (value.get("prices") or {}).items()}
+            return cls(lines, None if until is None else _time(float(until)), prices)
         except (AttributeError, KeyError, TypeError, ArithmeticError) as error:
             raise ValueError(f"bill: missing or malformed {error}") from error
+
+
+def _price(value: Any) -> Decimal:
+    """A price that can be charged for any time: sums of others have no digits, or are no numbers."""
+    price = Decimal(value)
+    if not price.is_finite() or not 0 <= price <= _HIGHEST_PRICE:
+        raise ValueError(f"bill: a price must be in 0 .. {_HIGHEST_PRICE}, is {price}")
+    return price
+
+
+def _time(value: TimeT) -> TimeT:
+    if not 0 <= value <= _LONGEST:
+        raise ValueError(f"bill: a time must be in 0 .. {_LONGEST}, is {value}")
+    return value
 
 
 def _price_at(history: PriceHistory, moment: float, before: Decimal | None) -> Decimal:

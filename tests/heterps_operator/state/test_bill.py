@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -116,3 +118,22 @@ def test_looking_often_costs_what_looking_once_costs(moments: list[float], units
 def test_a_document_that_is_no_bill_is_refused() -> None:
     with pytest.raises(ValueError, match="bill: missing or malformed"):
         Bill.from_json({"pools": [{"pool": "cpu"}], "billedUntil": None})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pricePerUnitHour": "Infinity"}, {"pricePerUnitHour": "NaN"}, {"pricePerUnitHour": "-1"},
+        {"pricePerUnitHour": "1e999999"}, {"unitMicroseconds": -1}, {"unitMicroseconds": 10**30},
+    ],
+)  # fmt: skip
+def test_a_bill_whose_sum_cannot_be_written_is_refused(changes: dict[str, Any]) -> None:
+    line = {"pool": "cpu", "pricePerUnitHour": "0.04", "unitMicroseconds": 5}
+    good = {"pools": [line], "billedUntil": 10.0, "prices": {"cpu": "0.04"}}
+    assert Bill.from_json(good).to_json()["cost"] == "0.000000000"
+    with pytest.raises(ValueError, match="bill: a"):
+        Bill.from_json({**good, "pools": [{**line, **changes}]})
+    with pytest.raises(ValueError, match="bill: a time"):
+        Bill.from_json({**good, "billedUntil": math.inf})
+    with pytest.raises(ValueError, match="bill: a price"):
+        Bill.from_json({**good, "prices": {"cpu": "Infinity"}})
