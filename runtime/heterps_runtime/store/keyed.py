@@ -301,7 +301,7 @@ class KeyedRows:
         rows, unknown = self.find(keys)  # several threads find rows; one gives new ones
         if len(unknown) or self._index.moves:
             new = np.empty(len(unknown), np.int32)
-            self._claim_in_order(keys[unknown], new, loaded=loaded)
+            self._claim_in_order(keys[unknown], new, loaded=False)
             rows[unknown] = new
         return rows
 
