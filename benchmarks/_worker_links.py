@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 import zmq
 
 from heterps_runtime.partition.allocation import Allocation
@@ -13,7 +14,7 @@ from heterps_runtime.partition.batches import Batches
 from heterps_runtime.wire.messages import Ack, Commit, Probe, Pull, Push, Rows
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection, Listener, TokenAuthority, listen_socket
-from heterps_runtime.worker.rows.entries import ServerKeys
+from heterps_runtime.worker.rows.entries import RowFormat, RowGradients, ServerKeys
 from heterps_runtime.worker.rows.servers import ServerClient
 from heterps_runtime.worker.steps.schedule import Schedule
 
@@ -94,7 +95,8 @@ def measure_worker(workers: int, servers: int, steps: int) -> WorkerCosts:
     others = _Servers(context, servers)
     listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     coordinator, link = Listener(listener), Connection(context, address, "worker-0-0", SECURITY, 1)
-    client = ServerClient(context, SECURITY, "worker-0-0", 1, others.addresses, np.dtype("float32"), "full", {})
+    rows = RowFormat(np.dtype("float32"), "full", torch.device("cpu"))
+    client = ServerClient(context, SECURITY, "worker-0-0", 1, others.addresses, rows, {})
     pollables = (*link.pollables, *client.pollables)
     poller = zmq.Poller()
     for socket in pollables:
@@ -118,7 +120,7 @@ def measure_worker(workers: int, servers: int, steps: int) -> WorkerCosts:
             schedule.mine(step)
         with _Stopwatch() as sending:
             client.pull_rows(keys, step)
-            client.push(step, [(DIM, keys[DIM], gradients)], {}, {})
+            client.push(step, [RowGradients(DIM, keys[DIM], gradients, finite=True)], {}, {})
         waiting, reading = _Stopwatch(), _Stopwatch()
 
         def look(waiting: _Stopwatch = waiting, reading: _Stopwatch = reading) -> None:

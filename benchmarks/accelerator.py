@@ -1,7 +1,7 @@
 """Training speed on one CUDA card: HeterPS's plans on cores, on the card and on both, beside plain PyTorch on the card.
 
-    python -m benchmarks.accelerator [--model deep|wide] [--batch 8192 65536] [--precision fp32 tf32 bf16] [--rounds 3]
-                                     [--steps 60] [--servers 4] [--cores 8] [--output table|json]
+    python -m benchmarks.accelerator [--model deep|wide] [--batch 8192 65536] [--precision fp32 tf32 bf16 fp16]
+                                     [--rounds 3] [--steps 60] [--servers 4] [--cores 8] [--output table|json]
 
 All train the same network on the same batches in the same order (`benchmarks.peers` has the details):
 
@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("deep", "wide"), default="deep")
     parser.add_argument("--batch", type=int, nargs="+", default=[8192, 65536])
-    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), nargs="+", default=["fp32"])
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), nargs="+", default=["fp32"])
     parser.add_argument("--plans", nargs="+", default=["card", "cores", "cores + card", "PyTorch"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)

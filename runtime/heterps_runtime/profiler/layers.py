@@ -28,7 +28,7 @@ from heterps_runtime.worker.exchange.replica import Replica
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock
-from heterps_runtime.worker.tensors import array_of, arrays_of, joined
+from heterps_runtime.worker.tensors import array_of, arrays_of, is_finite, joined
 
 __all__ = ["Cut", "LayerProbe", "LayerSeconds"]
 
@@ -272,12 +272,12 @@ class LayerProbe:
         scattered = self._now()
         # Like the engine at the end of a step: check and encode gradients; then the work of the server.
         chunks = block.gradients()
-        finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
-        encoded = [(dim, known.keys, encode(g, self._config.wire_precision).data) for dim, known, g in chunks]
+        finite = all(chunk.finite for chunk in chunks)
+        encoded = [(c.dim, c.keys.keys, encode(c.values, self._config.wire_precision).data) for c in chunks]
         dense: dict[str, Array] = {}
         if self._replicas is None:
             dense = arrays_of({n: p.grad for n, p in parameters.items() if p.grad is not None})
-            finite = finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
+            finite = finite and all(map(is_finite, dense.values()))
         pushed = self._now()
         spent.compute += computed - began
         spent.lookup += scattered - computed

@@ -34,6 +34,7 @@ from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.model import Workload
+from heterps_runtime.worker.rows.entries import RowFormat
 from heterps_runtime.worker.rows.servers import Initialised, ServerClient
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.schedule import Schedule
@@ -200,8 +201,7 @@ class GenerationSetup:
             self._process.link.name,
             announced.generation,
             announced.servers,
-            np.dtype(self._config.dtype_name),
-            self._config.wire_precision,
+            RowFormat(np.dtype(self._config.dtype_name), self._config.wire_precision, self._workload.device),
             divide(model.dense_sizes(), len(announced.servers), whole=model.statistics_names),
             self._config.replication,
         )

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 
-__all__ = ["array_of", "arrays_of", "host_tensor", "joined", "moved", "tensor_of"]
+__all__ = ["array_of", "arrays_of", "host_array", "host_tensor", "is_finite", "joined", "moved", "tensor_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +47,14 @@ def array_of(tensor: torch.Tensor) -> Array:
     return arrays_of({"": tensor})[""]
 
 
+def host_array(shape: Sequence[int], dtype: DTypeLike, device: torch.device) -> Array:
+    """An array of undefined values on the host, which `device` can read by itself once they are set."""
+    if device.type != "cuda":
+        return np.empty(shape, dtype)
+    values = torch.empty(tuple(shape), dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
+    return values.numpy()
+
+
 def host_tensor(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
     """A copy of a received, read-only array on the host, from where `moved` copies it to `device`.
 
@@ -54,12 +63,9 @@ def host_tensor(array: Array, device: torch.device, *, bfloat16: bool = False) -
         device: that the tensor will be moved to.
         bfloat16: whether these are bit patterns.
     """
-    if device.type == "cuda":
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        values = torch.empty(array.shape, dtype=dtype, pin_memory=True)
-        np.copyto(values.numpy(), array)
-    else:
-        values = torch.from_numpy(array.copy())
+    copy = host_array(array.shape, array.dtype, device)
+    np.copyto(copy, array)
+    values = torch.from_numpy(copy)
     return values.view(torch.bfloat16) if bfloat16 else values
 
 
@@ -79,3 +85,9 @@ def joined(pieces: Sequence[Array], shape: Sequence[int], device: torch.device) 
     """A tensor on a device from a copy of the received pieces of its flat values, in their order."""
     values = pieces[0].copy() if len(pieces) == 1 else np.concatenate(pieces)
     return moved(torch.from_numpy(values.reshape(shape)), device)
+
+
+def is_finite(values: Array) -> bool:
+    """Whether all values are finite, and their sum: that takes one pass over them."""
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity
+        return bool(np.isfinite(values.sum()))

@@ -34,6 +34,7 @@ from heterps_runtime.wire.messages import (
 from heterps_runtime.wire.sequence import Stamp
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.rows import servers
+from heterps_runtime.worker.rows.entries import RowFormat
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.engine import Engine
 from heterps_runtime.worker.steps.round_trip import RoundTrip
@@ -118,8 +119,8 @@ class _Worker:
         pieces = divide(sizes, SERVERS, whole=module.statistics_names)
         nothing: Any = None
         with patch.object(servers, "Connections", lambda *_: self.from_servers):
-            dtype = np.dtype(np.float32)
-            self.client = servers.ServerClient(nothing, nothing, "worker-1-0", 1, [""] * SERVERS, dtype, "full", pieces)
+            rows = RowFormat(np.dtype(np.float32), "full", CPU)
+            self.client = servers.ServerClient(nothing, nothing, "worker-1-0", 1, [""] * SERVERS, rows, pieces)
         upstream, downstream = Upstream.__new__(Upstream), Downstream.__new__(Downstream)
         lines: Any = (self.upstream, self.downstream)
         upstream._listener, downstream._connections = lines

@@ -71,6 +71,7 @@ def train(
     order: RowOrder | None = None,
     pieces: Pieces | None = None,
     scaling: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> dict[str, Array]:
     """Train as the job would, step by step; returns the final state dict.
 
@@ -80,8 +81,9 @@ def train(
         order: of the samples; without it, the job's.
         pieces: see `states`.
         scaling: arguments of GradScaler, for float16.
+        device: that computes.
     """
-    *_, last = states(config, dtype, order, pieces, scaling)
+    *_, last = states(config, dtype, order, pieces, scaling, device)
     return last
 
 
@@ -91,8 +93,9 @@ def states(
     order: RowOrder | None = None,
     pieces: Pieces | None = None,
     scaling: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Iterator[dict[str, Array]]:
-    """Train as the job would; yields the state dict, which is not copied, before the first and after every step.
+    """Train as the job would; yields the state dict, on CPUs not copied, before the first and after every step.
 
     In float16, the loss is scaled by torch's own GradScaler, and a step that it skips changes nothing at all.
 
@@ -100,6 +103,7 @@ def states(
     changes by the mean of the pieces' changes, weighted by their samples.
     """
     module, tables = real_model(config, dtype)
+    module.to(device)
     data = open_data(config)
     order = order or data.train.training_order(config.global_batch_size, config.seed)
     loss_sum = resolve_loss(config.loss)
@@ -117,14 +121,17 @@ def states(
     }
     total = config.steps or (config.epochs or 1) * order.batches.per_epoch
     sizes = rows_by_feature(tables)
-    state = {n: t.detach().numpy() for n, t in module.state_dict().items()}
-    yield state
-    scaler = torch.amp.GradScaler("cpu", enabled=config.precision == "fp16", **(scaling or {}))
+
+    def state() -> dict[str, Array]:
+        return {n: t.detach().cpu().numpy() for n, t in module.state_dict().items()}
+
+    yield state()
+    scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16", **(scaling or {}))
     unscaled = torch.optim.SGD(module.parameters(), 0.0)  # so that it sees all gradients; it changes none
     for step in range(total):
         size = order.batches.size(step)
         arrays = data.train.batch(order.rows(step, 0, size), features)
-        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+        tensors = {n: torch.from_numpy(a).to(device) for n, a in arrays.items()}
         tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}
         tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         label = tensors.pop("label")
@@ -136,7 +143,7 @@ def states(
             for name, buffer in buffers.items():
                 buffer.copy_(begun[name])
             part = {name: tensor[start:stop] for name, tensor in tensors.items()} if pieces else tensors
-            with short_products(config):
+            with short_products(config, device):
                 logits = module(**part)
             loss = loss_sum(logits.to(dtype), label[start:stop]) / size
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -148,7 +155,7 @@ def states(
         if scaler.is_enabled() and not all(p.grad is None or p.grad.isfinite().all() for p in module.parameters()):
             for name, buffer in buffers.items():
                 buffer.copy_(begun[name])
-            yield state
+            yield state()
             continue
         for name, buffer in buffers.items():
             buffer.copy_(sums[name] / size)
@@ -157,13 +164,13 @@ def states(
             if isinstance(optimizer, _RuledOptimizer):
                 optimizer.use(step + 1, torch.unique(tensors[name.split(".")[-2]]).tolist())
             optimizer.step(step + 1)
-        yield state
+        yield state()
 
 
-def short_products(config: RunConfig) -> AbstractContextManager[Any]:
+def short_products(config: RunConfig, device: str = "cpu") -> AbstractContextManager[Any]:
     """The context in which PyTorch multiplies matrices in the job's precision."""
     name = config.product_dtype_name
-    return nullcontext() if name is None else torch.autocast("cpu", getattr(torch, name))
+    return nullcontext() if name is None else torch.autocast(device, getattr(torch, name))
 
 
 class Losing(BatchOrder):

@@ -20,7 +20,7 @@ from heterps_runtime.contract import PATH_LOST, JobPhase
 from heterps_runtime.coordinator import loss_scale
 from heterps_runtime.coordinator.progress import Progress
 from heterps_runtime.wire.messages import Commit, Done
-from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, run_job, trained_model
+from tests.heterps_runtime.helpers.jobs import CARD, Stage, ThreadedJob, configuration, run_job, trained_model
 from tests.heterps_runtime.helpers.plain_torch import states
 from tests.same_model import difference
 
@@ -31,6 +31,9 @@ SCALING = {"init_scale": 2.0**20, "growth_interval": 3}
 # Of a parameter's largest value. Where another order of additions rounds one product to the next float16, a parameter
 # changes by some 1e-5.
 TOLERANCE = 2e-4
+# Beside it, of a job that computes on cores and on a real card: autocast has other lists of operations there, so that
+# no single run of plain PyTorch rounds as both, and Adam makes much of a small gradient.
+MIXED_TOLERANCE = 0.05
 JOBS: list[tuple[str, list[Stage], int]] = [
     ("flights", [("cpu", 10, 1)], 1),
     ("flights", [("cpu", 5, 1), ("card", 8, 1), ("cpu", 10, 1)], 2),
@@ -38,6 +41,8 @@ JOBS: list[tuple[str, list[Stage], int]] = [
     ("flights", [("cpu", 5, 1), ("card", 10, 2)], 1),
     ("flights", [("ring", 5, 2), ("ring", 10, 2)], 1),
     ("residual", [("card", 3, 1), ("cpu", 5, 1)], 1),
+    ("flights", [("card", 10, 1)], 2),
+    ("residual", [("card", 2, 1), ("card", 5, 1)], 1),
 ]
 
 
@@ -54,8 +59,8 @@ def document(work: Path, model: str = "flights", precision: str = "fp16", **sett
     return configuration(work, model, ROWS, precision=precision, **(training | settings))
 
 
-def reference(work: Path, model: str = "flights", parts: int = 1) -> tuple[dict[str, Array], int]:
-    """The model of plain PyTorch, and the number of steps that it skips."""
+def reference(work: Path, model: str, parts: int, device: str) -> tuple[dict[str, Array], int]:
+    """The model of plain PyTorch on a device, and the number of steps that it skips."""
     config, size = RunConfig.from_json(document(work, model)), BATCH // parts
 
     def pieces(batch: int) -> list[tuple[int, int]]:
@@ -63,7 +68,7 @@ def reference(work: Path, model: str = "flights", parts: int = 1) -> tuple[dict[
 
     every = [
         {name: values.copy() for name, values in state.items()}
-        for state in states(config, torch.float32, pieces=pieces, scaling=SCALING)
+        for state in states(config, torch.float32, pieces=pieces, scaling=SCALING, device=device)
     ]
     skipped = sum(
         all(np.array_equal(before[name], values) for name, values in after.items())
@@ -81,14 +86,16 @@ def distance(one: dict[str, Array], other: dict[str, Array]) -> float:
 def test_a_job_trains_the_model_of_pytorch_with_a_grad_scaler(
     model: str, stages: list[Stage], servers: int, tmp_path: Path
 ) -> None:
-    expected, skipped = reference(tmp_path / "plain", model, max(count for _, _, count in stages))
+    devices = {CARD if pool == "card" else "cpu" for pool, _, _ in stages}
+    device = "cpu" if "cpu" in devices else CARD
+    expected, skipped = reference(tmp_path / "plain", model, max(count for _, _, count in stages), device)
     assert 3 <= skipped <= STEPS - 10
     status = run_job(document(tmp_path / "job", model), stages, servers)
     trained = trained_model(status)
     assert status["skippedSteps"] == skipped
     assert status["committedSteps"] == STEPS
     assert {values.dtype for values in trained.values() if values.dtype.kind == "f"} == {np.dtype(np.float32)}
-    assert distance(trained, expected) <= TOLERANCE
+    assert distance(trained, expected) <= (TOLERANCE if len(devices) == 1 else MIXED_TOLERANCE)
 
 
 def test_a_resumed_job_goes_on_with_the_scale(tmp_path: Path) -> None:

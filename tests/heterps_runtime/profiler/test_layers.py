@@ -73,7 +73,7 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
     block.backward(0)
     gradients = {n: leaf.grad.numpy().reshape(-1) for n, leaf in leaves.items() if leaf.grad is not None}
-    shard.push(0, "all", Gradients(tuple((dim, known.keys, g) for dim, known, g in block.gradients()), gradients, {}))
+    shard.push(0, "all", Gradients(tuple((c.dim, c.keys.keys, c.values) for c in block.gradients()), gradients, {}))
     shard.commit_dense(0, probe.largest)
     shard.commit_rows(0, probe.largest)
 

@@ -25,7 +25,7 @@ from heterps_runtime.contract import (
 from heterps_runtime.cores import THREADS, usable_cores
 from heterps_runtime.profiler.main import run_profiler
 from heterps_runtime.wire.link import Credentials
-from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
+from tests.heterps_runtime.helpers.jobs import CARD, TOKEN, ThreadedJob, configuration
 
 
 @pytest.fixture
@@ -47,8 +47,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def structure(profile: dict[str, Any]) -> dict[str, set[str]]:
-    """The fields of a profile and of its objects; `calibration` is for people."""
+    """The fields of a profile and of its objects; `calibration` is for people, and cards have fields of their own."""
     objects = {name: set(value) for name, value in profile.items() if isinstance(value, dict) and name != "calibration"}
+    objects["memory"] -= {"deviceBytes", "deviceBaseBytes"} if profile["measured"]["device"] != "cpu" else set()
     return {"": set(profile), "layers": {key for layer in profile["layers"] for key in layer}, **objects}
 
 
@@ -73,6 +74,8 @@ def test_a_pool_is_measured_and_reported(
     profile = job.credentials.request("GET", PATH_PROFILES)[pool]
     stored = json.loads((Path(__file__).parents[2] / "fixtures" / "v1" / "profile.json").read_text())
     assert structure(profile) == structure(stored), "the format of profiles has changed (docs/compatibility.md)"
+    on_card = pool == "card" and CARD == "cuda"
+    assert ("deviceBytes" in profile["memory"]) == on_card
     assert profile["batchSize"] == 32
     assert profile["samples"] == 300
     assert [layer["name"] for layer in profile["layers"]][-1] == "head"
@@ -149,7 +152,8 @@ def test_a_worker_that_all_reduces_may_miss_the_second_one_before_the_coordinato
         pytest.skip("two workers need two cores")
     document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
     document["job"]["spec"]["encryption"] = "Disabled"  # as all-reduce needs
-    document["pools"][1]["spec"]["torchDevice"] = "cpu"  # of one card, one worker is measured
+    [card] = [pool for pool in document["pools"] if pool["metadata"]["name"] == "card"]
+    card["spec"]["torchDevice"] = "cpu"  # of one card, one worker is measured
     document["pythonPath"] = [str(Path(__file__).parents[3])]
     job = start(document)
     request, told = Credentials.request, []

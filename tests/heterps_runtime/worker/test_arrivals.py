@@ -16,7 +16,7 @@ from heterps_runtime.partition.pieces import Piece
 from heterps_runtime.store.half import Precision
 from heterps_runtime.wire.messages import Backward, Dense, Forward, FromServer, Pull, PullDense, Rows
 from heterps_runtime.worker.rows import servers
-from heterps_runtime.worker.rows.entries import ServerKeys
+from heterps_runtime.worker.rows.entries import RowFormat, ServerKeys
 from heterps_runtime.worker.rows.servers import DenseArrived, RowsArrived, ServerClient
 from heterps_runtime.worker.steps.arrivals import check_activation, check_gradients
 
@@ -111,7 +111,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ServerClient,
         monkeypatch.setattr(servers, "Connections", lambda *_: connections)
         pieces = {"w": (Piece(0, 0, 3), Piece(1, 3, 6)), "b": (Piece(1, 0, 2),)}
         nothing: Any = None
-        made = ServerClient(nothing, nothing, "worker-0-0", 1, ["", ""], np.dtype(np.float32), wire, pieces)
+        rows = RowFormat(np.dtype(np.float32), wire, torch.device("cpu"))
+        made = ServerClient(nothing, nothing, "worker-0-0", 1, ["", ""], rows, pieces)
         return made, connections
 
     return make

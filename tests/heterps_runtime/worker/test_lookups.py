@@ -13,6 +13,7 @@ from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.worker.rows import lookups
 from heterps_runtime.worker.rows.device import DeviceLookups
+from heterps_runtime.worker.rows.entries import RowGradients
 from heterps_runtime.worker.rows.lookups import LookupBlock
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def _ids(draw: torch.Generator, size: int) -> list[SiteIds]:
     ]
 
 
-def _run(block: LookupBlock, micro_batches: int) -> tuple[list[Any], list[tuple[int, Any, Any]]]:
+def _run(block: LookupBlock, micro_batches: int) -> tuple[list[Any], list[RowGradients]]:
     """Outputs of all lookups, and the gradients of rows for a loss that weighs each output's entry differently."""
     random = np.random.default_rng(1)
     block.fill({dim: random.normal(size=(len(known.keys), dim)) for dim, known in block.keys.items()})
@@ -96,10 +97,10 @@ def test_torch_computes_the_lookups_that_are_compiled_for_cpus(
     for mine, theirs in zip(outputs, expected, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    assert [dim for dim, _, _ in gradients] == [dim for dim, _, _ in expected_gradients]
-    for (_, keys, values), (_, other_keys, others) in zip(gradients, expected_gradients, strict=True):
-        np.testing.assert_array_equal(keys.keys, other_keys.keys)
-        np.testing.assert_allclose(values, others, rtol=1e-12, atol=1e-12)
+    assert [(g.dim, g.finite) for g in gradients] == [(g.dim, True) for g in expected_gradients]
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_array_equal(gradient.keys.keys, other.keys.keys)
+        np.testing.assert_allclose(gradient.values, other.values, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -109,3 +110,27 @@ def test_evaluation_keeps_no_graph(device: torch.device) -> None:
     block.fill({dim: np.ones((len(known.keys), dim)) for dim, known in block.keys.items()})
     assert not any(value.requires_grad for value in block.forward(0, training=False))
     assert block.gradients() == []
+
+
+@pytest.mark.parametrize("device", [None, *DEVICES])  # None: compiled
+@pytest.mark.parametrize("broken", [np.nan, np.inf, None])
+def test_gradients_are_unscaled_and_say_whether_they_are_finite(
+    broken: float | None, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    site, ids = Site(0, "embedding", "", None), SiteIds(torch.randint(0, 40, (9,), generator=draw), None, None)
+    size = len(torch.unique(ids.ids))
+    if device is not None:
+        monkeypatch.setattr(lookups, "CompiledLookups", lambda entries: DeviceLookups(entries, {4: size}, device))
+    block = LookupBlock([site], TABLES, [[ids]], UniqueKeys(), CPU, 1)
+    block.fill({4: np.zeros((size, 4), np.float32)})
+    [output] = block.forward(0, training=True)
+    weights = torch.full_like(output, 6.0)
+    if broken is not None:
+        weights[3, 1] = broken
+    (output * weights).sum().backward()  # type: ignore[no-untyped-call]
+    block.backward(0)
+    [gradient] = block.gradients(0.5)
+    assert gradient.finite == (broken is None)
+    expected = np.where(np.isfinite(gradient.values), gradient.values, 0.0)
+    assert 3.0 * 8 * 4 <= expected.sum() <= 3.0 * 9 * 4

@@ -13,6 +13,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.worker.main import open_data
 from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.steps import source
 from heterps_runtime.worker.steps.feed import Feed
 from heterps_runtime.worker.steps.runs import Prepared
 from heterps_runtime.worker.steps.source import BatchSource
@@ -28,13 +29,13 @@ def batches(config: RunConfig, threads: int) -> list[Prepared]:
     data = open_data(config)
     model = UserModel.build(config, data.train.schema.features)
     module = model.stage(0, len(model.layered.layers) - 1, CPU)
-    source = BatchSource(config, data, model.layered.tables, CPU)
+    made = BatchSource(config, data, model.layered.tables, CPU)
     micro_batches = [MicroBatch(i, i * BATCH // 2, (i + 1) * BATCH // 2, (0,)) for i in range(2)]
     found: list[Prepared] = []
     for training, steps in ((False, 2), (True, STEPS)):
 
         def prepare(step: int, training: bool = training, steps: int = steps) -> Prepared:
-            return source.prepare(step, steps, micro_batches, module, training=training, num_servers=SERVERS)
+            return made.prepare(step, steps, micro_batches, module, training=training, num_servers=SERVERS)
 
         ready = threading.Semaphore(0)
         feed = Feed(prepare, 0, steps, ready.release, threads)
@@ -76,12 +77,16 @@ def test_two_threads_prepare_what_one_does(model: str, tmp_path: Path) -> None:
             assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_only_a_card_has_two_feeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cores", "threads"), [(1.5, 1), (2, 1), (4, 2), (7.9, 3), (16, 4)])
+def test_only_a_card_has_several_feeds(
+    cores: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "usable_cores", lambda: cores)
     document = configuration(tmp_path / "work", "flights", 320)
     config = RunConfig.from_json(document)
     data = open_data(config)
     card = torch.device("meta")  # any that is not the CPU
     assert BatchSource(config, data, (), CPU).threads == 1
-    assert BatchSource(config, data, (), card).threads == 2
+    assert BatchSource(config, data, (), card).threads == threads
     document["job"]["spec"]["data"] |= {"access": "Streamed", "windowRows": 64}
     assert BatchSource(RunConfig.from_json(document), data, (), card).threads == 1

@@ -10,6 +10,7 @@ import torch
 
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.worker.rows.entries import Array, Entry
+from heterps_runtime.worker.tensors import is_finite
 
 __all__ = ["CompiledLookups"]
 
@@ -85,9 +86,11 @@ class CompiledLookups:
             else:
                 bag_backward(grad.numpy(), _bags(entry), self._winners[micro_batch, i], gradient)
 
-    def gradients(self) -> dict[int, Array]:
-        """Gradients of the rows: dim -> (U, dim), of the dims that have some."""
-        return self._gradients
+    def gradients(self, factor: float | None) -> dict[int, tuple[Array, bool]]:
+        """Gradients of rows, times a factor: dim -> (U, dim), of dims that have some, and whether all are finite."""
+        if factor is not None:
+            self._gradients = {dim: gradient * np.float32(factor) for dim, gradient in self._gradients.items()}
+        return {dim: (gradient, is_finite(gradient)) for dim, gradient in self._gradients.items()}
 
 
 def _bags(entry: Entry) -> Bags:

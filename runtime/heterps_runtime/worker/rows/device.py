@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from heterps_runtime.worker.rows.entries import Array, Entry
-from heterps_runtime.worker.tensors import arrays_of, moved, tensor_of
+from heterps_runtime.worker.tensors import arrays_of, moved
 
 __all__ = ["DeviceLookups"]
 
@@ -64,6 +64,7 @@ class DeviceLookups:
         self._entries = entries
         self._num_rows = num_rows
         self._device = device
+        self._on_host: dict[int, Array] = {}  # kept until they are copied
         self._rows: dict[int, torch.Tensor] = {}
         self._gradients: dict[int, torch.Tensor] = {}
         self._leaves: dict[int, dict[int, torch.Tensor]] = {}  # by micro-batch and dim
@@ -75,8 +76,9 @@ class DeviceLookups:
             self._gathers.append(self._gathers_of(of_micro_batch, kept))
 
     def fill(self, rows: dict[int, Array]) -> None:
-        """Set the rows: dim -> (U, dim)."""
-        self._rows = {dim: tensor_of(values, self._device) for dim, values in rows.items()}
+        """Set the rows: dim -> (U, dim), which must not change until the block's gradients are there."""
+        self._on_host = rows
+        self._rows = {dim: moved(torch.from_numpy(values), self._device) for dim, values in rows.items()}
 
     def forward(self, micro_batch: int, *, training: bool) -> list[torch.Tensor]:
         """Outputs of the lookups of a micro-batch."""
@@ -109,10 +111,18 @@ class DeviceLookups:
                 summed = all_targets[: self._num_rows[dim]]
             self._gradients[dim] = summed if known is None else known.add_(summed)
 
-    def gradients(self) -> dict[int, Array]:
-        """Gradients of the rows: dim -> (U, dim), of the dims that have some; waits for the device."""
-        found = arrays_of({str(dim): gradient for dim, gradient in self._gradients.items()})
-        return {int(dim): gradient for dim, gradient in found.items()}
+    def gradients(self, factor: float | None) -> dict[int, tuple[Array, bool]]:
+        """Gradients of rows, times a factor: dim -> (U, dim), of dims that have some, and whether all are finite.
+
+        Waits for the device.
+        """
+        if factor is not None:
+            self._gradients = {dim: gradient * factor for dim, gradient in self._gradients.items()}
+        dims = list(self._gradients)
+        # The device sums them sooner than the host reads them.
+        sums = {f"sum {dim}": gradient.sum() for dim, gradient in self._gradients.items()}
+        found = arrays_of({str(dim): self._gradients[dim] for dim in dims} | sums)
+        return {dim: (found[str(dim)], bool(np.isfinite(found[f"sum {dim}"]))) for dim in dims}
 
     def _gathers_of(self, entries: Sequence[Entry], kept: Sequence[Array | None]) -> dict[int, _Gather]:
         sources: dict[int, list[Array]] = {}

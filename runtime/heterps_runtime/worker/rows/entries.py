@@ -1,4 +1,4 @@
-"""The keys of a block's rows, and its lookups: which of the rows each reads, and how."""
+"""Rows of a block and how they travel: keys, format, gradients, and which of them each lookup reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from heterps_runtime.intake import Site
+from heterps_runtime.store.half import Precision
 
-__all__ = ["Array", "Entry", "ServerKeys"]
+__all__ = ["Array", "Entry", "RowFormat", "RowGradients", "ServerKeys"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,37 @@ class ServerKeys(NamedTuple):
     def part(self, server: int) -> slice:
         """The positions of a server's keys."""
         return slice(int(self.starts[server]), int(self.starts[server + 1]))
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How a worker has rows, and how they travel.
+
+    Attributes:
+        dtype: of rows.
+        wire: precision of rows and gradients in messages.
+        device: that looks them up.
+    """
+
+    dtype: np.dtype[Any]
+    wire: Precision
+    device: torch.device
+
+
+class RowGradients(NamedTuple):
+    """Sums of gradients of rows of one dimension.
+
+    Attributes:
+        dim: of the rows.
+        keys: (U,).
+        values: (U, dim).
+        finite: whether all values are finite, and their sum.
+    """
+
+    dim: int
+    keys: ServerKeys
+    values: Array
+    finite: bool
 
 
 @dataclass

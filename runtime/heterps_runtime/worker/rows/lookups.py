@@ -14,7 +14,7 @@ from heterps_runtime.store.initial import ID_BITS
 from heterps_runtime.store.keys import UniqueKeys, fill_keys, group_by_shard
 from heterps_runtime.worker.rows.compiled import CompiledLookups
 from heterps_runtime.worker.rows.device import DeviceLookups
-from heterps_runtime.worker.rows.entries import Array, Entry, ServerKeys
+from heterps_runtime.worker.rows.entries import Array, Entry, RowGradients, ServerKeys
 
 __all__ = ["LookupBlock"]
 
@@ -81,10 +81,10 @@ class LookupBlock:
         """Add the gradients of a micro-batch's outputs to those of their rows."""
         self._lookups.backward(micro_batch)
 
-    def gradients(self) -> list[tuple[int, ServerKeys, Array]]:
-        """Sums of gradients to push: (dim, keys (U,), gradients (U, dim))."""
-        found = self._lookups.gradients()
-        return [(dim, self.keys[dim], gradient) for dim, gradient in sorted(found.items()) if len(gradient)]
+    def gradients(self, factor: float | None = None) -> list[RowGradients]:
+        """Sums of gradients to push, multiplied by a factor if one is given."""
+        found = self._lookups.gradients(factor)
+        return [RowGradients(dim, self.keys[dim], *summed) for dim, summed in sorted(found.items()) if len(summed[0])]
 
 
 def _number(

@@ -17,7 +17,6 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.copies import holders_of
 from heterps_runtime.partition.pieces import Piece
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
 from heterps_runtime.wire.messages import (
@@ -36,7 +35,8 @@ from heterps_runtime.wire.messages import (
 )
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connections
-from heterps_runtime.worker.rows.entries import ServerKeys
+from heterps_runtime.worker.rows.entries import RowFormat, RowGradients, ServerKeys
+from heterps_runtime.worker.tensors import host_array
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
 
@@ -89,8 +89,7 @@ class ServerClient:
         name: of the worker.
         generation: that messages belong to.
         addresses: of the servers.
-        dtype: of rows.
-        wire: precision of rows in messages.
+        rows: how this worker has rows, and how they travel.
         pieces: of the model's dense parameters and statistics (`partition.pieces`).
         replication: number of servers that hold each shard.
 
@@ -106,8 +105,7 @@ class ServerClient:
         name: str,
         generation: int,
         addresses: Sequence[str],
-        dtype: np.dtype[Any],
-        wire: Precision,
+        rows: RowFormat,
         pieces: Mapping[str, Sequence[Piece]],
         replication: int = 1,
     ) -> None:
@@ -118,8 +116,7 @@ class ServerClient:
             self._connections.connect(server)
         self._name = name
         self._generation = generation
-        self._dtype = dtype
-        self._wire = wire
+        self._rows = rows
         self._pieces = pieces
         self._held: list[dict[str, Piece]] = [{} for _ in addresses]  # by server
         for parameter, parts in pieces.items():
@@ -177,7 +174,7 @@ class ServerClient:
     def push(
         self,
         step: int,
-        chunks: Sequence[tuple[int, ServerKeys, Array]],
+        chunks: Sequence[RowGradients],
         dense: Mapping[str, Array],
         statistics: Mapping[str, Array],
     ) -> None:
@@ -185,13 +182,13 @@ class ServerClient:
 
         Args:
             step: that they belong to.
-            chunks: gradients of rows: (dim, keys, gradients (U, dim)).
+            chunks: gradients of rows.
             dense: gradients of dense parameters.
             statistics: changes of statistics.
         """
         parts: list[list[Chunk]] = [[] for _ in range(self.count)]
-        for dim, keys, gradients in chunks:
-            encoded = encode_wire(gradients, self._wire).data
+        for dim, keys, gradients, _ in chunks:
+            encoded = encode_wire(gradients, self._rows.wire).data
             for i, part in enumerate(parts):
                 mine = keys.part(i)
                 part.append(Chunk(dim, keys.keys[mine], encoded[mine]))
@@ -261,7 +258,7 @@ class ServerClient:
             held = self._held[server]
             expected = {name: held[name].stop - held[name].start for name in pull.names[server]}
         else:
-            dtype = self._dtype if self._wire == "full" else np.dtype(np.uint16)
+            dtype = self._rows.dtype if self._rows.wire == "full" else np.dtype(np.uint16)
             found = {dim: (values.shape, values.dtype) for dim, values in answer.rows.items()}
             counts = {dim: known.part(server) for dim, known in pull.keys.items()}
             expected = {dim: ((part.stop - part.start, dim), dtype) for dim, part in counts.items()}
@@ -271,13 +268,14 @@ class ServerClient:
     def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
         """Put a server's rows beside those of the others."""
         for dim, encoded in rows.items():
-            decoded = decode_wire(encoded, self._wire, self._dtype)
-            if self.count == 1:
+            decoded = decode_wire(encoded, self._rows.wire, self._rows.dtype)
+            if self.count == 1 and self._rows.device.type == "cpu":
                 pull.rows[dim] = decoded
                 continue
             target = pull.rows.get(dim)
             if target is None:
-                target = pull.rows[dim] = np.empty((len(pull.keys[dim].keys), decoded.shape[1]), self._dtype)
+                shape = (len(pull.keys[dim].keys), decoded.shape[1])
+                target = pull.rows[dim] = host_array(shape, self._rows.dtype, self._rows.device)
             target[pull.keys[dim].part(server)] = decoded
 
     def _finish(self, request: int, pull: _Pull) -> RowsArrived | DenseArrived:

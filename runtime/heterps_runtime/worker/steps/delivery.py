@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from heterps_runtime.wire.messages import Array, Commit, Done
@@ -11,7 +10,7 @@ from heterps_runtime.worker.exchange.parameters import Replication
 from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.runs import StepRun
-from heterps_runtime.worker.tensors import arrays_of
+from heterps_runtime.worker.tensors import arrays_of, is_finite
 
 __all__ = ["Delivery"]
 
@@ -37,23 +36,21 @@ class Delivery:
         """Push a step's gradients and changes of statistics, and all-reduce those of a replica."""
         self._process.clock.switch("push")
         self._runs[run.step] = run
-        chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
-        if run.factor is not None:
-            unscale = 1.0 / run.factor
-            chunks = [(dim, keys, gradient * np.float32(unscale)) for dim, keys, gradient in chunks]
-        run.finite = all(_is_finite(gradient) for _, _, gradient in chunks)
+        unscale = None if run.factor is None else 1.0 / run.factor
+        chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients(unscale)]
+        run.finite = all(chunk.finite for chunk in chunks)
         replication = self._context.replication
         dense: dict[str, Array] = {}
         changes: dict[str, Array] = {}
         if self._dense and replication is None:
             # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
-            if run.factor is not None:
+            if unscale is not None:
                 for leaf in leaves.values():
                     if leaf.grad is not None:
-                        leaf.grad.mul_(1.0 / run.factor)
+                        leaf.grad.mul_(unscale)
             dense = arrays_of(_gradients(run))
-            run.finite = run.finite and all(map(_is_finite, dense.values()))
+            run.finite = run.finite and all(map(is_finite, dense.values()))
             changes = arrays_of(run.changes)
         self._context.servers.push(run.step, chunks, dense, changes)
         self._process.round_trip.send(run.step)
@@ -134,9 +131,3 @@ class Delivery:
 def _gradients(run: StepRun) -> Leaves:
     """The gradients of a step by parameter, of those that have one."""
     return {name: leaf.grad for name, leaf in (run.leaves or {}).items() if leaf.grad is not None}
-
-
-def _is_finite(values: Array) -> bool:
-    """Whether all values are finite, and their sum: that takes one pass over them."""
-    with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity
-        return bool(np.isfinite(values.sum()))

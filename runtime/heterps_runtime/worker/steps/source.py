@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.cores import usable_cores
 from heterps_runtime.data import Dataset, RowOrder
 from heterps_runtime.data.order import Rows
 from heterps_runtime.intake import StageModule
@@ -21,6 +22,8 @@ from heterps_runtime.worker.steps.runs import LABEL, Prepared, largest_of
 from heterps_runtime.worker.tensors import moved
 
 __all__ = ["BatchSource", "Data"]
+
+_MOST_THREADS = 4  # on a card's host
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ class BatchSource:
         self._device = device
         self._double = config.precision == "fp64"
         self._config = config
-        # One keeps up with a worker on a core, and would only disturb it more; a card waits for one. Data in streams is
-        # read ahead in the order of steps.
-        self.threads = 1 if device.type == "cpu" or config.streams_data else 2
+        # One keeps up with a worker on a core, and would only disturb it more. A card waits for two, so it gets more if
+        # there are cores for them. Data in streams is read ahead in the order of steps.
+        alone = device.type == "cpu" or config.streams_data
+        self.threads = 1 if alone else max(1, min(_MOST_THREADS, int(usable_cores() / 2)))
         self._lock = threading.Lock()
         self._current: tuple[Dataset, RowOrder] | None = None  # what is read, and in which order
         self._training = True
