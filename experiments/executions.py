@@ -1,8 +1,8 @@
-"""Figure 11: every method's plan, trained for real on pools that processor limits make unequal.
+"""Figure 11: every method's plan, trained for real on pools that processor limits make unequal, or on cores and a card.
 
 A cell measures the layers of a model, plans with every method, and trains each distinct plan once: coordinator,
-parameter servers and workers are real processes, servers and workers with a control group's quota each. A cell takes
-minutes, so its profile and each of its runs are kept as soon as they are there.
+parameter servers and workers are real processes, without a card servers and workers with a control group's quota each.
+A cell takes minutes, so its profile and each of its runs are kept as soon as they are there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from benchmarks._jobs import Job, Rate, Run
 from benchmarks._processes import Processes
 from examples.paper.prepare import ClickLogSpec, write_click_log
@@ -24,11 +26,21 @@ from examples.paper.prepare import ClickLogSpec, write_click_log
 from experiments.control_groups import ControlGroups, unavailable
 from experiments.devices import load_profile
 from experiments.framework import ROOT, Cell, Experiment, Row, Settings, code_version
-from experiments.unequal import CLUSTER, Answer, Offer, answers, dollars, limited, plan_text
+from experiments.unequal import CARD, CLUSTER, Answer, Offer, answers, dollars, limited, plan_text
 from heterps_operator.api.manifest import load_manifest
 from heterps_planner import Plan, Problem
 
-__all__ = ["EXPERIMENT", "SOURCES", "execute", "measured_problem", "paper_job", "stored_problem"]
+__all__ = [
+    "CARD_TRAINING",
+    "EXPERIMENT",
+    "ON_CARD",
+    "SOURCES",
+    "execute",
+    "lacks_card",
+    "measured_problem",
+    "paper_job",
+    "stored_problem",
+]
 
 #: What the result of a real run depends on.
 SOURCES = (
@@ -43,6 +55,9 @@ _EXAMPLES = ROOT / "examples" / "paper"
 _MODELS = ("ctrdnn", "nce")
 _REPEATS = 3
 _ROWS = 200_000
+_CARD_REPEATS = 2
+#: Fields of `spec.training`; with the manifest's batch of 2,048 a card waits for its host at each step.
+CARD_TRAINING: Mapping[str, int] = {"globalBatchSize": 8192}
 _RUN = {"warm_up": 8, "steps": 40, "seconds": 6.0}
 _QUICK_RUN = {"warm_up": 2, "steps": 2, "seconds": 1.0}
 
@@ -62,24 +77,53 @@ def _cells(settings: Settings) -> list[Cell]:
     ]
 
 
+def lacks_card(settings: Settings) -> str:
+    """Return what this machine lacks for runs on a card; a quick run computes on cores instead."""
+    return "" if settings.quick or torch.cuda.is_available() else "a CUDA card"
+
+
+def _card_cells(settings: Settings) -> list[Cell]:
+    if settings.quick:
+        return [
+            {"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal", "rl-lstm"], "run": _QUICK_RUN}
+        ]
+    return [
+        {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
+        for repeat in range(min(_CARD_REPEATS, settings.seeds))
+        for model in _MODELS
+    ]
+
+
 def _run(cell: Cell) -> list[Row]:
     if "unavailable" in cell:
         return [{"status": "not run", "reason": cell["unavailable"]}]
-    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, ControlGroups() as limits:
-        job = paper_job(cell["model"], Path(folder))
+    return _trained(cell, CLUSTER, ControlGroups(), None)
+
+
+def _run_on_card(cell: Cell) -> list[Row]:
+    return _trained(cell, CARD, None, CARD_TRAINING)
+
+
+def _trained(
+    cell: Cell, cluster: Mapping[str, Offer], groups: ControlGroups | None, training: Mapping[str, Any] | None
+) -> list[Row]:
+    """Plan a cell's model for a cluster and train by each distinct plan, limited by control groups if there are any."""
+    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, groups or nullcontext() as limits:
+        job = paper_job(cell["model"], Path(folder), training)
         measured = cell["profile"] == "measured"
         keep = _kept if measured else _computed
-        whole = job.problem(keep({"cell": cell}, _profile(job))) if measured else stored_problem(cell["model"])
-        problem = limited(whole, CLUSTER)
+        about = {"cell": cell, "cluster": {name: asdict(offer) for name, offer in cluster.items()}}
+        whole = job.problem(keep(about, _profile(job))) if measured else stored_problem(cell["model"])
+        problem = limited(whole, cluster)
         found = answers(problem, cell["repeat"], cell["methods"])
         plans = {plan_text(answer.plan): answer.plan for answer in found if answer.plan is not None}
         rates: dict[str, Rate] = {}
         for text, plan in plans.items():
 
             def train(plan: Plan = plan) -> dict[str, Any]:
-                return asdict(execute(job, plan, Run(**cell["run"]), limits))
+                return asdict(execute(job, plan, Run(**cell["run"]), limits, cluster))
 
-            rates[text] = Rate(**keep({"cell": cell, "plan": text}, train))
+            rates[text] = Rate(**keep({**about, "plan": text}, train))
     facts: Row = {"model": cell["model"], "seed": cell["repeat"], "floor": problem.min_samples_per_second}
     return [facts | _row(answer, rates) for answer in found]
 
@@ -158,13 +202,17 @@ def stored_problem(model: str) -> Problem:
     )
 
 
-def execute(job: Job, plan: Plan, run: Run, limits: ControlGroups, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
-    """Train by a plan with limited processes.
+def execute(
+    job: Job, plan: Plan, run: Run, limits: ControlGroups | None, cluster: Mapping[str, Offer] = CLUSTER
+) -> Rate:
+    """Train by a plan, with limited processes if there are control groups.
 
     The limits begin with the warm-up's second half, since loading PyTorch takes 3 s of a whole core.
     """
 
     def limit(processes: Processes) -> None:
+        if limits is None:
+            return
         for pid, pool in processes.pools.items():
             limits.limit(pid, cluster[pool].cores)
 
@@ -179,4 +227,15 @@ EXPERIMENT = Experiment(
     seconds=lambda cell: 105.0,
     sources=SOURCES,
     alone=True,
+)
+
+ON_CARD = Experiment(
+    name="figure-11-card",
+    subject="real executions of every method's plan on cores and a CUDA card",
+    cells=_card_cells,
+    run=_run_on_card,
+    seconds=lambda cell: 105.0,
+    sources=SOURCES,
+    alone=True,
+    lacking=lacks_card,
 )

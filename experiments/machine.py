@@ -9,11 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 __all__ = ["describe_machine"]
 
 
 def describe_machine(seeds: int) -> dict[str, Any]:
-    """Return processor, cores, memory, versions, the date and the number of seeds."""
+    """Return processor, cores, memory, the CUDA card if there is one, versions, the date and the number of seeds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "processor": _processor(),
@@ -24,6 +26,7 @@ def describe_machine(seeds: int) -> dict[str, Any]:
         "scipy": version("scipy"),
         "date": datetime.now(UTC).date().isoformat(),
         "seeds": seeds,
+        **({"card": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }
 
 

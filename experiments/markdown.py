@@ -66,7 +66,9 @@ def made_by(name: str, machine: Mapping[str, object]) -> str:
     """
     where = "unknown"
     if machine:
-        where = "{processor}, {cores} cores, Python {python}, NumPy {numpy}, {date}".format(**machine)
+        where = "{processor}, {cores} cores, ".format(**machine)
+        where += f"{machine['card']}, " if "card" in machine else ""
+        where += "Python {python}, NumPy {numpy}, {date}".format(**machine)
     return f"`python -m experiments {name}`; rows: [{name}.csv](results/{name}.csv). Machine: {where}.\n"
 
 

@@ -111,8 +111,18 @@ def _ranked(results: Results) -> tuple[str, str]:
     dearer = {model: above_cheapest(here)[0] for model, here in group(rows, lambda row: str(row["model"])).items()}
     above = " and ".join(f"{percent(value)} % ({MODEL_TITLES[model]})" for model, value in dearer.items())
     text = f"on cores with limits the plan predicted to be cheaper is so in {' and '.join(texts)}"
-    text += f"; RL-LSTM's is {above} above the cheapest measured; on cards not shown"
-    return text, f"{verdict}, on cores"
+    text += f"; RL-LSTM's is {above} above the cheapest measured; "
+    return text + _ranked_on_card(results), f"{verdict}, on cores"
+
+
+def _ranked_on_card(results: Results) -> str:
+    rows = results.rows("figure-11-card")
+    if not rows:
+        return "on cards not shown"
+    of_models = group(rows, lambda row: row["model"]).values()
+    same, pairs = map(sum, zip(*(agreement(here) for here in of_models), strict=True))
+    above = max(above_cheapest(here)[0] for here in of_models)
+    return f"with a card in {same} of {pairs} pairs, RL-LSTM's at most {percent(above)} % above"
 
 
 def _faster(results: Results) -> tuple[str, str]:
@@ -124,10 +134,22 @@ def _faster(results: Results) -> tuple[str, str]:
         return "not run on this machine", "not shown"
     models = {model for speeds in found.values() for model in speeds}
     faster = [m.upper() for m in sorted(models) if all(speeds.get(m, math.inf) > 1 for speeds in found.values())]
-    text = f"on two cores {', '.join(texts)}; on cards not shown"
+    text = f"on two cores {', '.join(texts)}; {_on_card(results)}"
     if len(faster) == len(models):
         return text, "in direction, not in size"
     return text, f"in direction for {' and '.join(faster)} only" if faster else "no"
+
+
+def _on_card(results: Results) -> str:
+    """HeterPS's throughput beside PyTorch's on the same card."""
+    cells = group(results.rows("figure-12-card"), lambda row: (row["model"], row["batch"], row["repeat"])).values()
+    ratios = [
+        found["HeterPS, card"] / found["PyTorch, card"]
+        for found in ({row["system"]: number(row, "samples_per_second") for row in cell} for cell in cells)
+    ]
+    if not ratios:
+        return "on cards not shown"
+    return f"on a card {min(ratios):.2f} to {max(ratios):.2f} times that of PyTorch with all rows in its memory"
 
 
 def _optimal(rows: Sequence[Row]) -> str:

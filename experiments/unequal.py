@@ -1,7 +1,8 @@
-"""Two pools made unequal by limits on the processor, and every method's plan on them: pure.
+"""Two unequal pools on one machine, and every method's plan on them: pure.
 
-A unit of a pool is a process with a part of a core. Profiles are measured with a whole core; here their times are
-divided by the part, since a process with half a core takes twice as long. That is derived, and so tested by the runs.
+On a machine without a card, limits on the processor make them unequal. A unit of a pool is a process with a part of a
+core. Profiles are measured with a whole core; here their times are divided by the part, since a process with half a
+core takes twice as long. That is derived, and so tested by the runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from heterps_planner.model.problem import LayerTimes, Pool
 from heterps_planner.model.segments import build_segments
 from heterps_planner.search.limits import fastest
 
-__all__ = ["CLUSTER", "SAMPLES", "Answer", "Offer", "answers", "dollars", "limited", "plan_text"]
+__all__ = ["CARD", "CLUSTER", "SAMPLES", "Answer", "Offer", "answers", "dollars", "limited", "plan_text"]
 
 SAMPLES = 1e9  # costs are those of so many samples
 FLOOR_OF_CLUSTER = 0.5  # of what the whole cluster reaches, as in the other experiments
@@ -35,6 +36,9 @@ class Offer:
 #: All units together take less than two cores, so that the limits bind and not the machine. A core's work costs twice
 #: as much on the accelerators, of which there are enough; of the cheap cores there are too few.
 CLUSTER: Mapping[str, Offer] = {"cpu": Offer(0.15, 0.04, 5), "accelerator": Offer(0.45, 0.24, 2)}
+
+#: A card and whole cores beside it, at the paper's prices. Four cores of a machine with 16 feed the card.
+CARD: Mapping[str, Offer] = {"cpu": Offer(1.0, 0.04, 12), "accelerator": Offer(1.0, 2.42, 1)}
 
 
 @dataclass(frozen=True)

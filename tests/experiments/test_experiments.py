@@ -141,6 +141,15 @@ def test_the_network_of_figure_12_trains(out: Path) -> None:
     assert number(row, "samples_per_second") > 0
 
 
+def test_the_experiments_on_a_card_run_on_cores_where_there_is_none(out: Path) -> None:
+    rows = rows_of(out, "figure-12-card")
+    assert [row["system"] for row in rows] == ["HeterPS, both", "PyTorch, card"]
+    assert all(number(row, "samples_per_second") > 0 for row in rows)
+    plans = rows_of(out, "figure-11-card")
+    assert [row["method"] for row in plans] == ["optimal", "rl-lstm"]
+    assert all(number(row, "measured") > 0 for row in plans)
+
+
 def test_an_error_of_zero_changes_nothing_and_others_are_of_their_size() -> None:
     problem = cluster("nce", 2)
     generator = np.random.default_rng(0)
