@@ -9,7 +9,7 @@ from heterps_runtime.worker.exchange.buckets import Reduction
 from heterps_runtime.worker.exchange.parameters import Replication
 from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
-from heterps_runtime.worker.steps.runs import StepRun
+from heterps_runtime.worker.steps.runs import StepRun, Work
 from heterps_runtime.worker.tensors import arrays_of, is_finite
 
 __all__ = ["Delivery"]
@@ -62,10 +62,11 @@ class Delivery:
         else:
             run.reduced = True
 
-    def reduce_with_backward(self, run: StepRun) -> None:
+    def reduce_with_backward(self, work: Work) -> None:
         """Before a backward: if it is the last one of the step, all-reduce gradients while it computes others."""
+        run = work.run
         replication, leaves = self._context.replication, run.leaves
-        if replication is None or not leaves or run.num_finished + 1 < len(run.expected):
+        if replication is None or not leaves or run.num_finished + len(work.each) < len(run.expected):
             return
         if len(replication.replica.buckets) > 1:
             self._begin_reduction(run, replication).follow(leaves)

@@ -131,7 +131,7 @@ class Engine:
         self._open_runs()
         work = next_backward(self._runs, strict=self._reads.ordered)
         if work is not None:
-            self._delivery.reduce_with_backward(work.run)
+            self._delivery.reduce_with_backward(work)
             self._stage.backward(work)
             self._finish_work(work)
             return True
@@ -271,15 +271,16 @@ class Engine:
     # --- computing ----------------------------------------------------------------------------------------------------
 
     def _forward(self, work: Work) -> None:
+        work = self._joined(work)
         self._stage.forward(work)
-        work.run.num_forwarded += 1
+        work.run.num_forwarded += len(work.each)
         if not self.context.is_last:
             self._send_forward(work)
             return
         try:
             if work.run.training:
                 work.run.loss_scale = self._loss_scales.of(work.run.step)
-                self._delivery.reduce_with_backward(work.run)
+                self._delivery.reduce_with_backward(work)
                 self._stage.learn(work)
             else:
                 logits, loss = self._stage.score(work)
@@ -289,10 +290,22 @@ class Engine:
             raise LabelError(error.index, error.value, error.num_classes, place) from error
         self._finish_work(work)
 
+    def _joined(self, work: Work) -> Work:
+        """A micro-batch together with others that wait, where that pays and their order does not matter."""
+        if self._reads.ordered or not (self.context.is_last and work.run.training):
+            return work
+        share = sum(micro.size for micro in self._schedule.mine(work.run.step))
+        others = self._stage.joining.take(work, -(-share // self._config.micro_batches))
+        return Work.together([work, *others]) if others else work
+
     def _place(self, work: Work, index: int) -> str:
         """The row of a sample of a micro-batch, for users."""
         training, config, step = work.run.training, self._config, work.run.step
-        sample = work.micro_batch.start + index
+        for part in work.each:
+            if index < part.micro_batch.size:
+                break
+            index -= part.micro_batch.size
+        sample = part.micro_batch.start + index
         kind = "training" if training else "evaluation"
         if self._source is not None:
             return f"{self._source.location(step, sample, training=training)} of the {kind} data"
@@ -321,17 +334,18 @@ class Engine:
         self.context.downstream.send(work.micro_batch.path[self.context.stage + 1], message)
 
     def _finish_work(self, work: Work) -> None:
-        """Finish a micro-batch: add the gradients of its rows, and return those of its inputs."""
+        """Finish micro-batches: add the gradients of their rows, and return those of their inputs."""
         run = work.run
         if run.training:
             self._stage.backward_lookups(work)
         if work.sender:
             self._clock.switch("send")
-            gradients = self._stage.input_gradients(work)
-            back = Backward(self.context.generation, run.step, work.micro_batch.index, gradients, run.loss_scale)
-            self.context.upstream.send(work.sender, back)
+            for part, gradients in zip(work.each, self._stage.input_gradients(work), strict=True):
+                index = part.micro_batch.index
+                back = Backward(self.context.generation, run.step, index, gradients, run.loss_scale)
+                self.context.upstream.send(part.sender, back)
         work.outputs, work.looked_up, work.inputs = {}, [], {}
-        run.num_finished += 1
+        run.num_finished += len(work.each)
         if run.num_finished == len(run.expected):
             self._finish(run)
 
@@ -370,10 +384,7 @@ class Engine:
         micro = check_activation(message, self._schedule.mine(step), self._stage.module.inputs)
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
-        tensors, block, largest = self._stage.receive(message.tensors, message.bfloat16, self.context.servers.count)
-        if training:
-            for name in message.differentiable:
-                tensors[name].requires_grad_()
+        tensors, block, largest = self._stage.receive(message, self.context.servers.count)
         run.blocks[micro.index] = block
         run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender, largest_label=largest))
         self._inputs.ask_for_rows(block, run)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,53 @@ class Prepared:
 
 @dataclass
 class Work:
-    """A micro-batch in this stage."""
+    """A micro-batch in this stage, or several that are computed together.
+
+    Attributes:
+        position: of this micro-batch in its block.
+        sender: of the activation; empty in the first stage.
+        gradients: of the outputs, once they have arrived.
+        largest_label: if labels are whole numbers.
+        parts: the micro-batches, in order, if they are several; their block, position and sender count, not this one's.
+    """
 
     run: StepRun
     micro_batch: MicroBatch
     inputs: dict[str, torch.Tensor]
     label: torch.Tensor
     block: LookupBlock
-    position: int  # of this micro-batch in its block
-    sender: bytes = b""  # of the activation; empty in the first stage
+    position: int
+    sender: bytes = b""
     looked_up: list[torch.Tensor] = field(default_factory=list)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] | None = None  # of the outputs, once they have arrived
-    largest_label: int | None = None  # if labels are whole numbers
+    gradients: dict[str, torch.Tensor] | None = None
+    largest_label: int | None = None
+    parts: tuple[Work, ...] = ()
+
+    @classmethod
+    def together(cls, parts: Sequence[Work]) -> Work:
+        """One of several micro-batches of a step: its inputs are theirs, one after the other."""
+        first = parts[0]
+        inputs = {}
+        for name, tensor in first.inputs.items():
+            inputs[name] = torch.cat([part.inputs[name].detach() for part in parts])
+            inputs[name].requires_grad_(tensor.requires_grad)
+        return cls(
+            first.run,
+            replace(first.micro_batch, start=0, stop=sum(part.micro_batch.size for part in parts)),
+            inputs,
+            torch.cat([part.label for part in parts]),
+            first.block,
+            first.position,
+            first.sender,
+            largest_label=max((p.largest_label for p in parts if p.largest_label is not None), default=None),
+            parts=tuple(parts),
+        )
+
+    @property
+    def each(self) -> tuple[Work, ...]:
+        """The micro-batches."""
+        return self.parts or (self,)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -10,9 +11,10 @@ from heterps_runtime.errors import UserError
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.wire.messages import Array
+from heterps_runtime.wire.messages import Array, Forward
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.rows.lookups import LookupBlock
+from heterps_runtime.worker.steps.joining import Joining, is_row_wise
 from heterps_runtime.worker.steps.operations import Operations
 from heterps_runtime.worker.steps.runs import LABEL, Clock, StepRun, Work, largest_of
 from heterps_runtime.worker.tensors import arrays_of, host_tensor, joined, moved, tensor_of
@@ -47,6 +49,7 @@ class Stage:
         self.operations = Operations()
         self._tables = tables
         self._loss_sum = loss_sum
+        self.joining = Joining(self._is_row_wise)
         self._clock = clock
         self._unique = UniqueKeys()
         initial = {**module.initial_parameters(), **module.initial_statistics()}
@@ -72,20 +75,28 @@ class Stage:
         """Received pieces of dense parameters, and statistics, as tensors on this device."""
         return {name: joined(parts, self._shapes[name], self.device) for name, parts in pieces.items()}
 
-    def receive(
-        self, arrays: Mapping[str, Array], bfloat16: Collection[str], num_servers: int
-    ) -> tuple[dict[str, torch.Tensor], LookupBlock, int | None]:
-        """Received activations as tensors on this device, the micro-batch's lookups, and its largest label."""
-        on_host = {n: host_tensor(a, self.device, bfloat16=n in bfloat16) for n, a in arrays.items()}
+    def receive(self, message: Forward, num_servers: int) -> tuple[dict[str, torch.Tensor], LookupBlock, int | None]:
+        """Received activations, the micro-batch's lookups, and its largest label.
+
+        Returns:
+            The label, and the tensors that are computed with or have gradients, on this device. Ids are not among them.
+        """
+        short = message.bfloat16
+        on_host = {n: host_tensor(a, self.device, bfloat16=n in short) for n, a in message.tensors.items()}
         ids = [self.module.ids(on_host)]
         block = LookupBlock(self.module.sites, self._tables, ids, self._unique, self.device, num_servers)
-        return {n: moved(t, self.device) for n, t in on_host.items()}, block, largest_of(on_host[LABEL])
+        needed = {LABEL, *self.module.forward_inputs, *message.differentiable}
+        tensors = {n: moved(t, self.device) for n, t in on_host.items() if n in needed}
+        if message.training:
+            for name in message.differentiable:
+                tensors[name].requires_grad_()
+        return tensors, block, largest_of(on_host[LABEL])
 
     def forward(self, work: Work) -> None:
         """Compute the outputs of a micro-batch whose rows and parameters have arrived."""
         run = work.run
         self._clock.switch("lookup")
-        work.looked_up = work.block.forward(work.position, training=run.training)
+        work.looked_up = _look_up(work)
         self._clock.switch("forward")
         assert run.leaves is not None
         if self._bound is not run:
@@ -106,6 +117,10 @@ class Stage:
         if run.training:
             self._note_changes(run, work.micro_batch.size)
         self.samples += work.micro_batch.size
+
+    def _is_row_wise(self, work: Work) -> bool:
+        self._bound = None
+        return is_row_wise(self.module, self._loss_sum, work.inputs, _look_up(work), work.label)
 
     def _note_changes(self, run: StepRun, size: int) -> None:
         """Add the changes of statistics by a micro-batch of `size` samples."""
@@ -141,9 +156,20 @@ class Stage:
     def backward_lookups(self, work: Work) -> None:
         """Add the gradients of a micro-batch's lookups to those of their rows."""
         self._clock.switch("lookup-backward")
-        work.block.backward(work.position)
+        for part in work.each:
+            part.block.backward(part.position)
 
-    def input_gradients(self, work: Work) -> dict[str, Array]:
-        """Gradients for the previous stage."""
+    def input_gradients(self, work: Work) -> list[dict[str, Array]]:
+        """Gradients for the previous stage, of each micro-batch."""
         leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if work.run.training else {}
-        return arrays_of({n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()})
+        found = arrays_of({n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()})
+        if not work.parts:
+            return [found]
+        ends = list(itertools.accumulate(part.micro_batch.size for part in work.parts))
+        return [{n: array[begin:end] for n, array in found.items()} for begin, end in itertools.pairwise([0, *ends])]
+
+
+def _look_up(work: Work) -> list[torch.Tensor]:
+    """The results of the lookups of a micro-batch, or of several, one after the other."""
+    found = [part.block.forward(part.position, training=work.run.training) for part in work.each]
+    return found[0] if len(found) == 1 else [torch.cat(results) for results in zip(*found, strict=True)]
