@@ -64,15 +64,21 @@ _QUICK_RUN = {"warm_up": 2, "steps": 2, "seconds": 1.0}
 
 def _cells(settings: Settings) -> list[Cell]:
     reason = unavailable()
-    if reason:
-        return [{"unavailable": reason}]
+    return [{"unavailable": reason}] if reason else _cells_of(settings, _REPEATS)
+
+
+def _card_cells(settings: Settings) -> list[Cell]:
+    return _cells_of(settings, _CARD_REPEATS)
+
+
+def _cells_of(settings: Settings, repeats: int) -> list[Cell]:
     if settings.quick:
         return [
             {"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal", "rl-lstm"], "run": _QUICK_RUN}
         ]
     return [
         {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
-        for repeat in range(min(_REPEATS, settings.seeds))
+        for repeat in range(min(repeats, settings.seeds))
         for model in _MODELS
     ]
 
@@ -80,18 +86,6 @@ def _cells(settings: Settings) -> list[Cell]:
 def lacks_card(settings: Settings) -> str:
     """Return what this machine lacks for runs on a card; a quick run computes on cores instead."""
     return "" if settings.quick or torch.cuda.is_available() else "a CUDA card"
-
-
-def _card_cells(settings: Settings) -> list[Cell]:
-    if settings.quick:
-        return [
-            {"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal", "rl-lstm"], "run": _QUICK_RUN}
-        ]
-    return [
-        {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
-        for repeat in range(min(_CARD_REPEATS, settings.seeds))
-        for model in _MODELS
-    ]
 
 
 def _run(cell: Cell) -> list[Row]:

@@ -213,6 +213,8 @@ def test_only_models_whose_samples_are_independent_are_computed_together(
     assert any(leaf.grad is not None for leaf in run.leaves.values()), "its parameters are bound again"
     [name] = stage.module.inputs
     assert is_row_wise(stage.module, loss, {name: torch.ones(1, WIDTH)}, [], torch.ones(1)) == independent
+    rows_of_bags = torch.ones(3, 2)  # as many as their bags have entries
+    assert not is_row_wise(stage.module, loss, {name: torch.ones(1, WIDTH)}, [rows_of_bags], torch.ones(1))
 
 
 def test_what_has_other_tensors_or_waits_for_rows_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def is_row_wise(
         looked_up: results of its lookups.
         label: its labels.
     """
-    if module.statistics_names or not len(label):
+    if module.statistics_names or any(tensor.shape[:1] != label.shape[:1] for tensor in looked_up):
         return False
     device = label.device
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
