@@ -42,7 +42,7 @@ def execution_section(results: Results) -> str:
     if not was_run(rows):
         return "\n".join([*text, f"Not run on this machine: {rows[0].get('reason')}.\n"])
     models = in_order([str(row["model"]) for row in rows])
-    text += [_SETTING, _execution_picture(results, rows, models)]
+    text += [_SETTING, _execution_picture(results, rows, models, "figure-11-executions")]
     text += [part for model in models for part in _model(model, [row for row in rows if row["model"] == model])]
     text.append(
         f"The paper finds every method dearer than RL ({claims}). Measured here, dearer than RL-LSTM at most: "
@@ -67,6 +67,7 @@ def card_execution_section(results: Results) -> str:
         f"{CARD_TRAINING['globalBatchSize']:,}, the floor again half of what all units together reach. The command "
         "needs a CUDA card and keeps these results on a machine without one.\n",
     ]
+    text.append(_execution_picture(results, rows, models, "figure-11-card"))
     for model in models:
         text += _model(model, [row for row in rows if row["model"] == model], ", cores and a card")
     text.append(_found_on_card(rows, models))
@@ -281,7 +282,7 @@ def _signed(ratio: float) -> str:
     return f"{100 * ratio:+.0f} %"
 
 
-def _execution_picture(results: Results, rows: Sequence[Row], models: Sequence[str]) -> str:
+def _execution_picture(results: Results, rows: Sequence[Row], models: Sequence[str], name: str) -> str:
     figure, axes = plots.new_figure(1, len(models), width=12, height=4.4)
     for ax, model in zip(axes, models, strict=True):
         here = [row for row in rows if row["model"] == model]
@@ -306,8 +307,8 @@ def _execution_picture(results: Results, rows: Sequence[Row], models: Sequence[s
         "Cost of every method's plan: measured (bars, with the range of the repeats), predicted (diamonds)",
         x=0.01, ha="left", fontsize=12,
     )  # fmt: skip
-    plots.finish(figure, results.images / "figure-11-executions.png")
-    return picture("Measured and predicted cost of every method's plan for two models", "figure-11-executions")
+    plots.finish(figure, results.images / f"{name}.png")
+    return picture("Measured and predicted cost of every method's plan for two models", name)
 
 
 def _short(methods: Sequence[str], rows: Sequence[Row]) -> str:
@@ -412,7 +413,8 @@ def card_frameworks_section(results: Results) -> str:
     if not rows:
         return ""
     body = []
-    for model in (name for name in _NETWORKS if any(row["model"] == name for row in rows)):
+    models = [name for name in _NETWORKS if any(row["model"] == name for row in rows)]
+    for model in models:
         for batch in sorted({int(number(row, "batch")) for row in rows}):
             here = [row for row in rows if row["batch"] == batch]
             found = {system: _rates(here, model, system) for system in ON_CARD_SYSTEMS}
@@ -434,6 +436,7 @@ def card_frameworks_section(results: Results) -> str:
                 head, body, rows, scope="CTRDNN1 and CTRDNN2 on cores and a card",
                 clock="wall time between commits, 5 s after the warm-up",
             ),
+            _card_picture(results, rows, models),
             "The card pays for wide networks: CTRDNN2 trains 13 times as fast on it as on eight cores with the same "
             "batch, CTRDNN1 1.4 times. The paper's 3.8 times of TensorFlow on cards is not reproduced: a process that "
             "keeps all rows in the card's memory sends none of them, and HeterPS's worker sends all. The card behind "
@@ -441,6 +444,25 @@ def card_frameworks_section(results: Results) -> str:
             "worker four threads for its batches ([performance.md](performance.md#one-card)).\n",
         ]
     )  # fmt: skip
+
+
+def _card_picture(results: Results, rows: Sequence[Row], models: Sequence[str]) -> str:
+    figure, axes = plots.new_figure(1, len(models), width=11, height=3.8)
+    batches = sorted({int(number(row, "batch")) for row in rows})
+    for ax, model in zip(axes, models, strict=True):
+        series = {}
+        for system in ON_CARD_SYSTEMS:
+            found = [_rates([row for row in rows if row["batch"] == batch], model, system) for batch in batches]
+            thousands = [[rate / 1000 for rate in rates] for rates in found]
+            series[system] = [Bar(statistics.median(t), min(t), max(t)) if t else Bar(math.nan) for t in thousands]
+        names = [f"{model.upper()}, batch {batch:,}" for batch in batches]
+        plots.bars(ax, names, series, foot=0.0, text=lambda value: f"{value:,.0f}")
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("thousand samples per second")
+    figure.suptitle("CTRDNN on cores, a card and both, beside PyTorch with all rows on the card", x=0.01, ha="left")
+    plots.legend(figure, axes)
+    plots.finish(figure, results.images / "figure-12-card.png")
+    return picture("Throughput on cores, a card and both for CTRDNN1 and CTRDNN2", "figure-12-card")
 
 
 SECTIONS = (execution_section, card_execution_section, frameworks_section, card_frameworks_section)
