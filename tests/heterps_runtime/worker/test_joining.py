@@ -102,6 +102,20 @@ class Centred(_Head):
         return y - y.mean(0)
 
 
+class Pairwise(_Head):
+    """A logit for each pair of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, WIDTH) -> (B, 1, B)."""
+        y = self.out(x)
+        return (y @ y.t()).unsqueeze(1)  # type: ignore[no-any-return]
+
+
+def of_all(logits: Tensor, label: Tensor) -> Tensor:
+    """A loss of logits of any shape."""
+    return logits.square().mean()
+
+
 def ranking(logits: Tensor, label: Tensor) -> Tensor:
     """A loss of pairs of samples."""
     return torch.nn.functional.softplus(logits.unsqueeze(0) - logits.unsqueeze(1)).mean()
@@ -193,6 +207,7 @@ def test_gradients_are_those_of_the_micro_batches_one_by_one() -> None:
         (Attending(), LOSS, False),
         (Silent(), LOSS, False),
         (Centred(), LOSS, False),
+        (Pairwise(), resolve_loss(f"{__name__}:of_all"), False),
         (Deep(), resolve_loss(f"{__name__}:ranking"), False),
     ],
     ids=lambda value: type(value).__name__,

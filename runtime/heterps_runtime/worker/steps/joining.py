@@ -112,11 +112,11 @@ def is_row_wise(
                 module.train(False)
             whole, loss = compute(0, _ROWS)
             (one, loss_of_one), (two, loss_of_two) = compute(0, _FIRST), compute(_FIRST, _ROWS)
+            parts = torch.cat([one, two])
         except Exception:  # whatever a layer raises for such samples
             return False
         finally:
             module.train()
-    parts = torch.cat([one, two])
     if parts.shape != whole.shape:
         return False
     largest = float(whole.abs().max())
