@@ -76,7 +76,7 @@ ON_CARD_SYSTEMS: Mapping[str, tuple[int, ...]] = {
     "HeterPS, both": (32_768,),
     "PyTorch, card": (4096, 32_768),
 }
-_CARD_WORKERS, _CARD_SERVERS = 8, 4  # on cores
+_CARD_WORKERS = 8  # on cores, with a server for two
 _LOOKUP_LAYERS = 4  # three lookups and the concatenation
 
 
@@ -120,10 +120,10 @@ def _run(cell: Cell) -> list[Row]:
 def _card_cells(settings: Settings) -> list[Cell]:
     shared = {"warm_up": _WARM_UP, "seconds": _SECONDS}
     if settings.quick:  # of which `card` is the cores
-        small = {"batch": 512, "warm_up": 2, "seconds": 0.5, "repeat": 0, "model": "ctrdnn1"}
+        small = {"batch": 512, "workers": 1, "warm_up": 2, "seconds": 0.5, "repeat": 0, "model": "ctrdnn1"}
         return [{**small, "system": system} for system in ("HeterPS, both", "PyTorch, card")]
     return [
-        {"model": model, "repeat": repeat, "system": system, "batch": batch, **shared}
+        {"model": model, "repeat": repeat, "system": system, "batch": batch, "workers": _CARD_WORKERS, **shared}
         for repeat in range(min(_REPEATS, settings.seeds))
         for model in _NETWORKS
         for system, batches in ON_CARD_SYSTEMS.items()
@@ -137,7 +137,7 @@ def _run_on_card(cell: Cell) -> list[Row]:
         if cell["system"] == "PyTorch, card":
             rate, seconds = _pytorch(cell, data)
         else:
-            last, workers = _NETWORKS[cell["model"]]["layers"] - 1, _workers(cell)
+            last, workers = _NETWORKS[cell["model"]]["layers"] - 1, cell["workers"]
             plans = {
                 "HeterPS, cores": (PlanStage("stage-0", "cpu", 0, last, (), workers, workers, 0.0),),
                 "HeterPS, card": (PlanStage("stage-0", "accelerator", 0, last, (), 1, 1, 0.0),),
@@ -146,15 +146,9 @@ def _run_on_card(cell: Cell) -> list[Row]:
                     PlanStage("stage-1", "accelerator", _LOOKUP_LAYERS, last, (), 1, 1, 0.0),
                 ),
             }
-            servers = max(1, workers * _CARD_SERVERS // _CARD_WORKERS)
-            rate, seconds = _heterps(cell, Path(folder), data, plans[cell["system"]], servers)
+            rate, seconds = _heterps(cell, Path(folder), data, plans[cell["system"]], -(-workers // 2))
     facts: Row = {name: cell[name] for name in ("model", "repeat", "system", "batch")}
     return [facts | {"samples_per_second": rate, "seconds": seconds}]
-
-
-def _workers(cell: Cell) -> int:
-    """Workers on cores: as many as a machine with a card has cores for, in a quick run one."""
-    return 1 if cell["batch"] < _BATCH else _CARD_WORKERS
 
 
 def _log() -> Path:
