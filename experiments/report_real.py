@@ -440,8 +440,8 @@ def card_frameworks_section(results: Results) -> str:
             f"{_gain(rows, models)}The paper's 3.8 times of TensorFlow on cards is not reproduced: a process that "
             "keeps all rows in the card's memory sends none of them, and HeterPS's worker sends all. The card behind "
             "cores is slower than the card alone, in both networks. The runs preceded two changes: a card's worker has "
-            "up to four threads for its batches ([performance.md](performance.md#one-card)), and behind cores it computes "
-            "micro-batches together ([decision 69](decisions/0069-micro-batches-together.md)).\n",
+            "up to four threads for its batches ([performance.md](performance.md#one-card)), and behind cores it "
+            "computes micro-batches together ([decision 69](decisions/0069-micro-batches-together.md)).\n",
         ]
     )  # fmt: skip
 
