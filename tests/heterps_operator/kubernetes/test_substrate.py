@@ -304,6 +304,22 @@ def test_a_watch_that_is_faster_than_the_answer_to_a_creation_is_believed() -> N
     assert pod["status"]["phase"] == "Running"
 
 
+def test_a_pod_is_not_taken_for_deleted_when_the_end_of_its_predecessor_is_reported_during_its_creation() -> None:
+    """Both have one name: the job was deleted and created again."""
+    store, job = PodStore(), make_job()
+    predecessor = {"metadata": {"name": "flights-coordinator-1-1", "namespace": "ml", "uid": "of an earlier job"}}
+    store.put(predecessor)
+
+    class Meanwhile(Cluster):
+        def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+            store.remove(predecessor)
+            return copy.deepcopy(super().create(path, body, strict=strict))
+
+    substrate = KubernetesSubstrate(cast("KubernetesApi", Meanwhile()), store, job, POOLS, clock=lambda: NOW)
+    substrate.start(COORDINATOR)
+    assert seen(substrate, "coordinator").running
+
+
 def test_of_many_that_end_together_the_logs_of_the_first_are_read() -> None:
     cluster = Cluster()
     substrate = cluster.substrate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 from heterps_operator.documents import Json
@@ -10,6 +11,8 @@ from heterps_operator.documents import Json
 __all__ = ["Key", "ObjectStore", "key_of"]
 
 Key = tuple[str, str]  # namespace ("" for cluster-scoped objects) and name
+
+_MOST_GONE = 4096  # remembered deleted objects: late answers concern only the last few
 
 
 def key_of(item: Json) -> Key:
@@ -33,31 +36,48 @@ class ObjectStore:
         self._slim = slim
         self._lock = threading.Lock()
         self._items: dict[Key, Json] = {}
+        self._gone: OrderedDict[tuple[Key, str], None] = OrderedDict()  # the last deleted objects, in order
 
     def put(self, item: Json) -> bool:
-        """Store an object; return whether the part that is kept has changed."""
+        """Store an object unless it is older than the stored one; return whether the part that is kept has changed.
+
+        Changes of different objects may arrive out of order: the last change of a deleted object may come after its
+        successor of the same name.
+        """
         with self._lock:
+            known = self._items.get(key_of(item))
+            if _are_different(item, known) and _created(item) < _created(known):
+                return False
+            self._gone.pop(_identity(item), None)  # a watch by label reports an object that gets its label back as new
             return self._put(item)
 
     def put_answer(self, item: Json, before: Json | None) -> bool:
         """Store the answer to a request unless the object has changed since; return whether anything has changed.
 
-        A watch may tell of a later version before the request is answered. The answer must not replace that one: if no
-        further change comes, it would stay until the next list.
+        A watch may report a later version before the request is answered. The answer must not replace that one: if no
+        further change comes, it would stay until the next list. An earlier object of the same name, and its deletion,
+        say nothing about the answer.
 
         Args:
             item: the object as the API server returned it.
             before: what the store had before the request.
         """
         with self._lock:
-            return self._items.get(key_of(item)) is before and self._put(item)
+            known = self._items.get(key_of(item))
+            if _identity(item) in self._gone:
+                return False
+            news = known is None or known is before or _are_different(item, known)  # names are unique
+            return news and self._put(item)
 
     def remove(self, item: Json) -> bool:
         """Remove a deleted object; return whether it was known. A newer object of the same name stays."""
-        key, uid = key_of(item), item["metadata"].get("uid")
+        key = key_of(item)
         with self._lock:
+            self._gone[_identity(item)] = None
+            if len(self._gone) > _MOST_GONE:
+                self._gone.popitem(last=False)
             known = self._items.get(key)
-            if known is None or (uid and known["metadata"].get("uid") not in (None, uid)):
+            if known is None or _are_different(item, known):
                 return False
             del self._items[key]
             self.version += 1
@@ -96,3 +116,21 @@ class ObjectStore:
         """Return all objects by key. Stored objects are never modified: a changed object is another value."""
         with self._lock:
             return dict(self._items)
+
+
+def _uid(item: Json | None) -> str:
+    return str(((item or {}).get("metadata") or {}).get("uid") or "")
+
+
+def _identity(item: Json) -> tuple[Key, str]:
+    return key_of(item), _uid(item)
+
+
+def _created(item: Json | None) -> str:
+    """RFC 3339 times in UTC, to the second: they compare as text."""
+    return str(((item or {}).get("metadata") or {}).get("creationTimestamp") or "")
+
+
+def _are_different(item: Json, other: Json | None) -> bool:
+    """Whether both are known by their uids not to be one object."""
+    return bool(_uid(item) and _uid(other) and _uid(item) != _uid(other))

@@ -49,6 +49,37 @@ def test_an_answer_does_not_replace_what_the_watch_has_told_since_the_request() 
     assert not store.put_answer(item("a", spec={"x": 3}), found), "it is gone"
 
 
+def test_the_answer_about_a_new_object_is_stored_although_an_earlier_one_of_its_name_was_deleted_meanwhile() -> None:
+    store = ObjectStore()
+    store.put(item("a", uid="1"))
+    asked = store.get("space", "a")
+    store.remove(item("a", uid="1"))
+    assert store.put_answer(item("a", uid="2"), asked)
+    assert store.get("space", "a") == item("a", uid="2")
+
+
+def test_the_answer_about_a_new_object_replaces_an_earlier_one_that_the_watch_has_reported_late() -> None:
+    store = ObjectStore()
+    early, late = item("a", uid="1"), item("a", uid="2")
+    early["metadata"]["creationTimestamp"], late["metadata"]["creationTimestamp"] = (
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:00:09Z",
+    )
+    store.put(early)
+    assert store.put_answer(late, None)
+    assert not store.put({**early, "status": {"phase": "Succeeded"}})
+    assert not store.remove(early)
+    assert store.get("space", "a") == late
+
+
+def test_the_answer_about_an_object_that_was_deleted_meanwhile_is_not_stored() -> None:
+    store = ObjectStore()
+    store.remove(item("a"))
+    assert not store.put_answer(item("a"), None)
+    assert store.put(item("a")), "it has its label back"
+    assert store.put_answer(item("a", spec={"x": 1}), store.get("space", "a"))
+
+
 def test_a_later_object_of_a_name_outlives_the_news_that_an_earlier_one_is_gone() -> None:
     store = ObjectStore()
     store.put(item("a", uid="2"))
