@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,9 +17,24 @@ from typing import Any
 from heterps_operator.errors import StateError
 from heterps_runtime.disk import sync_folder
 
-__all__ = ["Json", "known_fields", "read_json", "write_json", "write_text"]
+__all__ = [
+    "MOST_LEVELS",
+    "Json",
+    "known_fields",
+    "limit_levels",
+    "parse_answer",
+    "read_json",
+    "write_json",
+    "write_text",
+]
 
 Json = Mapping[str, Any]
+
+MOST_LEVELS = 64  # of objects and lists in an object of the API; a pod has a dozen
+_ANSWER_LEVELS = MOST_LEVELS + 16  # an object in an event of a watch, or in a list, is a few levels down
+_PARSED_LEVELS = 500  # Python's parser manages at least these, wherever it is called
+_CUT = f'"more than {MOST_LEVELS} levels"'.encode()
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)  # a text, or a bracket outside texts
 
 
 def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
@@ -72,6 +88,42 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise StateError(f"{path}: is not a JSON object; remove it, or start over with --fresh")
     return document
+
+
+def parse_answer(text: str | bytes) -> Any:
+    """Parse JSON of the API server, however deeply it nests.
+
+    The API server stores up to 10,000 levels, and Python's parser raises an error at about 1,000. One such object must
+    not hide all others of a list, or end a watch: what is nested too deeply is replaced by a text. The object still has
+    more than `MOST_LEVELS` levels and is refused when it is checked (`shapes.check_levels`).
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
+    encoded = text.encode() if isinstance(text, str) else text
+    try:
+        return json.loads(encoded)
+    except RecursionError:
+        return json.loads(limit_levels(encoded))
+
+
+def limit_levels(encoded: bytes) -> bytes:
+    """Replace what is nested too deeply, as `parse_answer` does, unless Python's parser manages it."""
+    if encoded.count(b"[") + encoded.count(b"{") <= _PARSED_LEVELS:
+        return encoded
+    parts: list[bytes] = []
+    level = start = 0  # start: of the part that is not copied yet
+    for token in _TOKEN.finditer(encoded):
+        if token[0] in b"[{":
+            level += 1
+            if level == _ANSWER_LEVELS + 1:
+                parts += (encoded[start : token.start()], _CUT)
+                start = len(encoded)  # nothing, unless its end is found
+        elif token[0] in b"]}":
+            if level == _ANSWER_LEVELS + 1:
+                start = token.end()
+            level -= 1
+    return b"".join([*parts, encoded[start:]])
 
 
 def known_fields(kind: type[Any], document: Json) -> dict[str, Any]:

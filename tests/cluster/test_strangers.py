@@ -125,3 +125,25 @@ def test_nodes_and_pools_are_told_with_the_rights_of_one_namespace(
 
     wait_until("the roles hold, and both are told", tell, 30)
     assert [len(events(item["metadata"]["uid"])) for item in (pool, node)] == [1, 1]
+
+
+def test_a_job_whose_fields_nest_deeply_stops_no_other(
+    make_alone: Callable[..., ClusterJob], make_operator: Callable[..., Operator], kubectl: Kubectl
+) -> None:
+    """The API server accepts 10,000 levels; Python's json module gives up at 1,000, in watches and lists alike."""
+    operator = make_operator("depth")
+    operator.start()
+    deep, first, second = make_alone("deep"), make_alone("first"), make_alone("second")
+    kubectl.apply(deep.pool)
+    deep.job["spec"]["podTemplates"] = {"all": {"spec": {"deep": "LISTS"}}}
+    text = json.dumps(deep.job).replace('"LISTS"', "[" * 5000 + "]" * 5000)
+    kubectl("create", "--filename=-", text=text)
+    wait_until("it is told", lambda: deep.told("Unreadable"), 60, more=operator.story)
+    first.submit().wait_for_phase("Succeeded")
+    operator.stop()
+
+    operator.start()
+    second.submit().wait_for_phase("Succeeded")
+    kubectl("delete", "heterpsjob", "deep", "--timeout=60s")
+    wait_until("all is given back", lambda: second.held_units() == 0, 60, more=operator.story)
+    assert "Traceback" not in operator.story()

@@ -14,11 +14,13 @@ from datetime import datetime
 from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
+from heterps_operator.documents import MOST_LEVELS
 
 __all__ = [
     "Shape",
     "UnreadableError",
     "amount",
+    "check_levels",
     "fields",
     "items",
     "matching",
@@ -140,6 +142,45 @@ def _check_plain(value: Any, path: str, depth: int) -> None:
         _FINITE(value if not isinstance(value, bool) else 0, path)
     elif value is not None:
         _ANY_TEXT(value, path)
+
+
+def check_levels(value: Any) -> None:
+    """Check that no more than `MOST_LEVELS` objects and lists are nested, so that recursive code can read the value.
+
+    Raises:
+        UnreadableError: there are more; the error names the outermost fields around them.
+    """
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [item for parent in level for item in _children(parent)]
+        if not level:
+            return
+    field, found = _deepest(value)
+    raise UnreadableError(field, found, f"nested in at most {MOST_LEVELS} levels")
+
+
+def _children(value: Any) -> list[Any]:
+    """Objects and lists directly in a value."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in items if isinstance(item, dict | list)]
+
+
+def _deepest(value: Any) -> tuple[str, Any]:
+    """Return path and value of the field with the most levels: the outermost list, or the innermost object."""
+    level: list[tuple[str, Any, Any]] = [("", value, value)]  # path and value of the field, and what is looked at
+    while True:
+        below: list[tuple[str, Any, Any]] = []
+        for field, found, parent in level:
+            for key, item in parent.items() if isinstance(parent, dict) else enumerate(parent):
+                if not isinstance(item, dict | list):
+                    continue
+                if isinstance(found, list):
+                    below.append((field, found, item))
+                else:
+                    below.append((f"{field}.{key}".lstrip(".")[: _LONGEST_PATH + 1], item, item))
+        if not below:
+            return level[0][:2]
+        level = below
 
 
 def truth(value: Any, path: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from heterps_operator.documents import MOST_LEVELS
 from heterps_operator.errors import MISSING, FieldError, ManifestError
 
 __all__ = ["Document", "Path", "path_text", "read_documents"]
@@ -133,6 +134,8 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldErro
         raise refuse(message, "remove the character", text.count("\n", 0, error.position) + 1) from error
     except RecursionError as error:
         raise refuse("the YAML is nested too deeply", "write it with fewer levels", None) from error
+    except _TooDeepError as error:
+        raise refuse(f"nested in more than {MOST_LEVELS} levels", "write it with fewer levels", error.line) from error
     except _TooLargeError as error:
         raise refuse(str(error), "write it out without aliases (&, *)", None) from error
     return documents, problems
@@ -140,6 +143,12 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldErro
 
 class _TooLargeError(Exception):
     pass
+
+
+class _TooDeepError(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
 
 
 def _endless(node: yaml.Node) -> _TooLargeError:
@@ -163,6 +172,8 @@ class _Reader:
             raise _TooLargeError(f"the document has more than {_MAX_NODES} values")
         if id(node) in self._open:
             raise _endless(node)
+        if len(path) >= MOST_LEVELS and not isinstance(node, yaml.ScalarNode):
+            raise _TooDeepError(node.start_mark.line + 1)
         self.lines.setdefault(path, node.start_mark.line + 1)
         self._open.add(id(node))
         try:

@@ -6,12 +6,12 @@ that the history has expired, so that a new list is needed.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
+from heterps_operator.documents import parse_answer
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 __all__ = ["watch_object"]
@@ -87,7 +87,7 @@ def _read_event(line: str) -> tuple[str, dict[str, Any]]:
         ApiError: the server ends the watch; code 0: the line is not an event, as if the connection was cut within it.
     """
     try:
-        event = json.loads(line)
+        event = parse_answer(line)
         kind, value = event["type"], event["object"]
         if kind == "ERROR":
             raise ApiError(int(value.get("code") or 500), str(value.get("reason")), str(value.get("message")))

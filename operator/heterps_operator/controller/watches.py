@@ -11,15 +11,20 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
+import aiohttp
 import kopf
 
 from heterps_operator.controller.reflector import Reflector
 from heterps_operator.controller.stores.devices import KINDS
+from heterps_operator.documents import limit_levels, parse_answer
 from heterps_operator.kubernetes.names import DEVICES_VERSION, LABEL_JOB
 from heterps_runtime.contract import API_GROUP
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
 
 __all__ = ["watch"]
 
@@ -68,8 +73,8 @@ def watch(
     settings.persistence.progress_storage = _NoProgress()
 
     @kopf.on.login(registry=registry)
-    def _log_in(**_: Any) -> kopf.ConnectionInfo:
-        return login()
+    async def _log_in(**_: Any) -> kopf.AiohttpSession:
+        return _session_of(login())
 
     def report(seen: Callable[..., None]) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
@@ -104,6 +109,58 @@ def watch(
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         _LOG.warning("the watches failed (%s) and restart in %.0f s", failure, pause)
         stop.wait(pause)
+
+
+def _session_of(connection: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """Return a session as kopf would make it, but whose answers may nest deeply."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),  # watches are many
+        headers=connection.as_http_headers(),
+        proxy=connection.proxy_url,
+        trust_env=connection.trust_env,
+        response_class=_Answer,
+    )
+    return kopf.AiohttpSession(
+        server=connection.server, default_namespace=connection.default_namespace, aiohttp_session=session
+    )
+
+
+class _Answer(aiohttp.ClientResponse):
+    """A response that kopf can parse although an object in it nests too deeply (`documents.parse_answer`)."""
+
+    async def json(
+        self,
+        *,
+        encoding: str | None = None,
+        loads: Callable[[str], Any] = parse_answer,
+        content_type: str | None = "application/json",
+    ) -> Any:
+        return await super().json(encoding=encoding, loads=loads, content_type=content_type)
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if self.url.query.get("watch") == "true":
+            self.content = cast("aiohttp.StreamReader", _Events(self.content))
+        return self
+
+
+class _Events:
+    """The content of a watch. kopf parses each line with Python's parser."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Yield whole lines, of which each is an event, and what follows the last one."""
+        rest = b""
+        async for data in self._content.iter_chunked(size):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield limit_levels(line) + b"\n"
+        yield limit_levels(rest)
 
 
 class _NoDifferences(kopf.DiffBaseStorage):

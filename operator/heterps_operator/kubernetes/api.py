@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from heterps_operator.documents import Json
+from heterps_operator.documents import Json, parse_answer
 from heterps_operator.errors import ClusterError, HeterpsError
 from heterps_operator.kubernetes.names import CONTAINER, pod_path
 from heterps_operator.kubernetes.requests import pause_before, resource_of, target_of
@@ -379,7 +379,7 @@ class KubernetesApi:
     ) -> dict[str, Any]:
         data = self._request(verb, method, path, body, content_type, query, failures)
         try:
-            document: Any = json.loads(data)
+            document: Any = parse_answer(data)
         except (ValueError, RecursionError) as error:
             raise ApiError(0, "MalformedAnswer", f"{method} {path}: the response is not JSON: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("metadata") or {}, dict):

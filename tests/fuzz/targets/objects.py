@@ -13,6 +13,7 @@ from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.stores.pods import PodStore
+from heterps_operator.documents import MOST_LEVELS, limit_levels, parse_answer
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.observe import runs_well, view
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
@@ -63,6 +64,29 @@ def _read_node(data: bytes) -> None:
 
 def _read_job(data: bytes) -> None:
     check(JOB, parse(data))
+
+
+def _read_answer(data: bytes) -> None:
+    """Parse an answer of the API server, and again as it is cut in a watch."""
+    try:
+        answer = parse_answer(data)
+    finally:
+        cut = limit_levels(data)
+    if cut == data:
+        return
+    assert _levels(answer) > _levels(json.loads(cut)) > MOST_LEVELS or answer == json.loads(cut)
+
+
+def _levels(value: Any) -> int:
+    levels, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        levels += 1
+        level = [item for parent in level for item in (parent.values() if isinstance(parent, dict) else parent)]
+    return levels
+
+
+def _deep() -> list[bytes]:
+    return [b'{"items": [{"metadata": {"name": "a"}, "spec": ' + b'[{"a\\"[": ' * 600 + b"1" + b"}]" * 600 + b"}]}"]
 
 
 def _read_annotation(data: bytes) -> None:
@@ -124,6 +148,7 @@ TARGETS = [
     Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
     Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
     Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
+    Target("objects.answer", _read_answer, (ValueError,), _deep),
     Target("objects.price", _read_price, (NotJsonError,), _seed(_prices), Form.JSON, longest=4096),
     Target("objects.lease", _read_lease, (NotJsonError,), _seed(_lease), Form.JSON, longest=4096),
     Target(

@@ -127,6 +127,8 @@ def test_a_syntax_error_is_not_joined_by_what_follows_from_it(tmp_path: Path) ->
 
 
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, "a:\n  " + "- " * 63 + "1") != (deep := refused(tmp_path, "a:\n  " + "- " * 64 + "1"))
+    assert deep == ["job.yaml:2: nested in more than 64 levels; write it with fewer levels"]
     assert refused(tmp_path, "- " * 10_000) == ["job.yaml: the YAML is nested too deeply; write it with fewer levels"]
     assert refused(tmp_path, "[" * 10_000) == [
         "job.yaml:1: not valid YAML (more than 100 nested brackets); correct the YAML at column 101"

@@ -258,6 +258,21 @@ def test_an_object_that_becomes_unreadable_counts_as_it_was(kind: str, server: S
         assert stores[kind].all() == ()
 
 
+@pytest.mark.parametrize("levels", [80, 400])
+def test_a_job_whose_fields_nest_deeply_is_told_and_stops_no_other(levels: int, server: Server, run: Run) -> None:
+    deep: Any = 1
+    for _ in range(levels):
+        deep = {"a": deep}
+    job = named(JOB, "deep")
+    job["spec"]["podTemplates"] = {"all": {"spec": deep}}
+    server.items = {NODES: [node()], POOLS: [pool()], JOBS: [job, named(JOB, "another")]}
+    with run() as (_, turns):
+        message = server.wait_for("deep")["message"]
+        assert "spec.podTemplates.all.spec.a.a" in message
+        assert "must be nested in at most 64 levels" in message
+        turns.wait_for("another")
+
+
 # --- pods of strangers ------------------------------------------------------------------------------------------------
 
 

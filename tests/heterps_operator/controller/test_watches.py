@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any, cast
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from kopf._cogs.aiokits.aioadapters import wait_flag
+from kopf._cogs.clients.api import iter_jsonlines
 
+from heterps_operator.api.shapes import UnreadableError, check_levels
 from heterps_operator.controller import watches
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.supervisor import Supervisor
@@ -88,3 +93,34 @@ def test_watches_that_fail_again_and_again_end_the_operator(
     monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
     with pytest.raises(RuntimeError, match="watch-stream"):
         watches.watch(supervisor.reflector, threading.Event(), namespaces=(), login=server)
+
+
+def test_neither_a_list_nor_a_watch_ends_at_an_object_that_nests_deeply() -> None:
+    deep = json.dumps({"spec": "DEEP"}).replace('"DEEP"', '[{"a": ' * 2000 + "1" + "}]" * 2000)
+    others = [json.dumps({"metadata": {"name": name}, "spec": "[{" * 500}) for name in ("é", "b")]
+    objects = [others[0], deep, others[1]]
+    events = "".join(f'{{"type": "ADDED", "object": {text}}}\n' for text in objects).encode()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response(text=f'{{"items": [{",".join(objects)}]}}')
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(events), 1000):
+            await response.write(events[start : start + 1000])
+        return response
+
+    async def read() -> tuple[list[Any], list[Any]]:
+        application = web.Application()
+        application.router.add_get("/", answer)
+        async with TestServer(application) as running:
+            session = watches._session_of(kopf.ConnectionInfo(server=str(running.make_url("/")))).aiohttp_session
+            async with session:
+                listed = await (await session.get(running.make_url("/"))).json()
+                content = (await session.get(running.make_url("/?watch=true"))).content
+                return listed["items"], [json.loads(line)["object"] async for line in iter_jsonlines(content)]
+
+    for found in asyncio.run(read()):
+        assert [found[0], found[2]] == [json.loads(text) for text in others]
+        with pytest.raises(UnreadableError, match=r"^spec must be nested in at most 64 levels, is a list of 1$"):
+            check_levels(found[1])

@@ -12,6 +12,7 @@ from heterps_operator.api.shapes import (
     Shape,
     UnreadableError,
     amount,
+    check_levels,
     fields,
     items,
     matching,
@@ -154,6 +155,7 @@ def check(kind: str, item: Any) -> None:
     Raises:
         UnreadableError: the object is malformed; the error names the first faulty field.
     """
+    check_levels(item)
     _SHAPES[kind](item, "")
     if kind == POOL:
         spec = item["spec"]
