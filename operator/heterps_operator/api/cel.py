@@ -32,6 +32,14 @@ _RESULTS: dict[bytes, bool] = {}
 _MOST_RESULTS = 16_384
 _STEPS_OF_RULE = 2_000_000
 _MOST_SHOWN = 120  # characters
+_FEW_ESCAPES = 16  # cel-python takes up to 2^16 steps of a few nanoseconds for these
+_OPENING = re.compile(r"//[^\n]*|(?P<raw>[rR]?)(?P<quotes>\"{3}|'{3}|\"|')")
+_REST = {  # of a text, from its opening quotes; no two alternatives begin alike
+    '"': re.compile(r'(?:[^\\"\n]|\\[^\n])*"'),
+    "'": re.compile(r"(?:[^\\'\n]|\\[^\n])*'"),
+    '"""': re.compile(r'(?:[^\\"]|\\.|"(?!""))*"""', re.DOTALL),
+    "'''": re.compile(r"(?:[^\\']|\\.|'(?!''))*'''", re.DOTALL),
+}
 
 
 class RuleError(Exception):
@@ -136,8 +144,34 @@ def _environment() -> Any:
 
 @lru_cache(maxsize=256)
 def _program(rule: str) -> Any:
+    _check_texts(rule)
     environment = _environment()
     return environment.program(environment.compile(rule), functions=_FUNCTIONS)
+
+
+def _check_texts(expression: str) -> None:
+    """Refuse texts at which cel-python's lexer would hang.
+
+    Its regular expressions match an escape sequence, and a carriage return in a text of several lines, in two ways. If a
+    text has no end, they try all combinations: 60 backslashes take hours.
+
+    Raises:
+        RuleError: there are many escape sequences, and a text without an end, or a raw one that the lexer reads
+            otherwise than CEL does.
+    """
+    if expression.count("\\") + expression.count("\r") <= _FEW_ESCAPES:
+        return
+    at = 0
+    while (opening := _OPENING.search(expression, at)) is not None:
+        at = opening.end()
+        if opening["quotes"] is None:  # a comment
+            continue
+        rest = _REST[opening["quotes"]].match(expression, at)
+        if rest is None:
+            raise RuleError(expression, "a text has no end")
+        if opening["raw"] and "\\" in rest[0]:
+            raise RuleError(expression, f"with more than {_FEW_ESCAPES} backslashes, no text may be raw")
+        at = rest.end()
 
 
 def _is_quantity(text: Any) -> Any:

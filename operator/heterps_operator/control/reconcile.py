@@ -26,6 +26,7 @@ from heterps_operator.control.queueing import quota, waiting
 from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
 from heterps_operator.control.queueing.waiting_line import covers
 from heterps_operator.control.tuning import elasticity, rebalancing
+from heterps_operator.control.tuning.adoption import adopt_changed_plan
 from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
@@ -70,6 +71,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     if process is None or not failures.is_current(process, status):
         observed = replace(observed, coordinator=None)  # a coordinator of the past
     observed = limited_to_room(observed, status)
+    if observed.changed_plan is not None:
+        status = adopt_changed_plan(observed, status, observed.changed_plan)
     if job.paused:
         return Decision(waiting.since_when(job, observed, status.with_phase(Phase.PAUSED, now)))
     actions: tuple[Action, ...] = ()

@@ -11,7 +11,10 @@ from enum import Enum, auto
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.changes import Effect, SpecChange
+from heterps_operator.control.tuning.adoption import can_adopt, has_same_members
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
+from heterps_operator.state.values import Observed
 
 __all__ = ["BEGINS_AGAIN", "Step", "Trial", "is_stopped", "needs_trial", "next_step", "resumes"]
 
@@ -25,7 +28,9 @@ class Trial(Enum):
     NOT_NEEDED = auto()
     PENDING = auto()
     UNMEASURED = auto()  # the job must stop and measure before a plan can be made
-    FEASIBLE = auto()
+    SAME = auto()  # its plan has the stages and servers of the present one
+    IN_PLACE = auto()  # the job can change to its plan while it trains
+    FEASIBLE = auto()  # the job must stop to change to its plan
     INFEASIBLE = auto()
 
 
@@ -34,6 +39,7 @@ class Step(Enum):
 
     KEEP = auto()  # run on with the present spec, and look again
     ADOPT = auto()  # decide by it from now on; no process notices
+    CHANGE = auto()  # decide by it from now on, and change to its plan while the job trains
     STOP = auto()  # stop the processes in order, with a checkpoint
     RELOAD = auto()  # start over with it and the present plan
     REPLAN = auto()  # start over with it and no plan
@@ -55,6 +61,23 @@ def needs_trial(status: Status, change: SpecChange, stopping: Effect, wanted: Jo
     return undisturbed and change.effect == Effect.REPLAN and resumes(wanted) and not wanted.paused
 
 
+def judge_plan(job: JobSpec, wanted: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> Trial:
+    """Judge a feasible plan for a changed spec without a field that processes read when they start.
+
+    Args:
+        job: the present spec.
+        wanted: the changed one.
+        observed: what is the case now.
+        status: of the last decision, with the present plan.
+        plan: for the changed spec.
+    """
+    if {pool.name for pool in job.pools} != {pool.name for pool in wanted.pools}:
+        return Trial.FEASIBLE  # templates and limits of another pool are read when processes start
+    if status.plan is not None and has_same_members(status.plan, plan):
+        return Trial.SAME
+    return Trial.IN_PLACE if can_adopt(wanted, observed, status, plan) else Trial.FEASIBLE
+
+
 def next_step(status: Status, change: SpecChange, stopping: Effect, trial: Trial) -> Step:
     """Decide what to do about a spec.
 
@@ -70,6 +93,8 @@ def next_step(status: Status, change: SpecChange, stopping: Effect, trial: Trial
         return Step.REPLAN if stopping >= Effect.REPLAN else Step.RELOAD
     if trial in (Trial.PENDING, Trial.INFEASIBLE):
         return Step.KEEP
+    if trial in (Trial.SAME, Trial.IN_PLACE):
+        return Step.ADOPT if trial == Trial.SAME else Step.CHANGE
     if _runs(status) and change.effect in (Effect.RESTART, Effect.REPLAN):
         return Step.STOP
     if change.effect == Effect.NONE or (change.effect == Effect.LIVE and not status.final):

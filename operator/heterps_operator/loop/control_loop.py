@@ -20,7 +20,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient, Coordina
 from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Queue, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.prices import PriceHistory, PriceStep
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
@@ -111,6 +111,7 @@ class ControlLoop:
         self.job = job
         self.status = status or Status()
         self.bill = bill or Bill()
+        self.observed: Observed | None = None  # in the last turn
         self.profiles: dict[str, Json] = dict(known_profiles or {})
         self._cached = frozenset(self.profiles)
         self._substrate = substrate
@@ -140,6 +141,11 @@ class ControlLoop:
         self._acted = False  # in the turn before
         self._pending: list[Event] = []
         self._prices: dict[str, PriceHistory] = {}
+        self._changed_plan: JobPlan | None = None
+
+    def change(self, job: JobSpec, plan: JobPlan | None) -> None:
+        """Change to another spec with the next turn, and to its plan if there is one."""
+        self.job, self._changed_plan = job, plan
 
     def request_stop(self) -> None:
         """End the job in order; a second call ends its processes at once. Safe in a signal handler."""
@@ -195,7 +201,7 @@ class ControlLoop:
         self._acted = bool(decision.actions)
         if matters or observed.time - self._saved >= self._save_seconds():
             self._store(decision.status, observed.time)
-        self.status = decision.status
+        self.observed, self.status, self._changed_plan = observed, decision.status, None
         self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails
         for action in decision.actions[:_MOST_ACTIONS]:
             self._act(action, observed.time)
@@ -230,6 +236,7 @@ class ControlLoop:
             capacity=capacity,
             prices=self._prices,
             quota=None if self._queue is None else self._queue.requests(),
+            changed_plan=self._changed_plan,
         )
 
     def _ask_coordinator(self) -> CoordinatorView | None:

@@ -278,6 +278,7 @@ class Observed:
     capacity: PoolCapacity = field(default_factory=PoolCapacity)
     prices: Mapping[str, PriceHistory] = field(default_factory=dict)  # by pool, of those whose price may change
     quota: tuple[QuotaRequest, ...] | None = None  # the job's requests to its queue; None: it has no queue
+    changed_plan: JobPlan | None = None  # of a spec that has just changed, to change to while the job trains
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""

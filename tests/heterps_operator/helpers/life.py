@@ -126,6 +126,7 @@ class Life(World):
         self.sent: list[Action] = []
         self.asked = 0  # number of status requests to the coordinator
         self.follows_prices = False  # the planner has another plan for a dear card
+        self.plan: Json | None = None  # that the planner finds; None: the usual one
         self.patience = 0.0  # seconds of waiting for a silent coordinator
         life = self
 
@@ -165,8 +166,8 @@ class Life(World):
             def start(self, problem: Mapping[str, Any], revision: int = 1, stages: Any = ()) -> None:
                 # Four cores are the cheaper plan while a card costs more than one of them.
                 prices = {pool["name"]: pool["pricePerUnitHour"] for pool in problem["pools"]}
-                plan = _plan() if prices["accelerator"] <= 1 or not life.follows_prices else cores_only()
-                self._answer = PlanOutcome.from_json(plan, revision)
+                plan = _plan() if prices.get("accelerator", 0) <= 1 or not life.follows_prices else cores_only()
+                self._answer = PlanOutcome.from_json(life.plan or plan, revision)
 
             def poll(self) -> PlanOutcome | None:
                 answer, self._answer = self._answer, None
@@ -318,8 +319,8 @@ class Life(World):
         kind = str(
             rng.choice(
                 ["proceed", "proceed", "end", "remove", "pass", "suspend", "floor", "image", "silence", "finish",
-                 "replace", "pause"],
-                p=[0.3, 0.25, 0.09, 0.06, 0.08, 0.06, 0.03, 0.02, 0.03, 0.02, 0.04, 0.02],
+                 "replace", "pause", "servers"],
+                p=[0.28, 0.25, 0.09, 0.06, 0.08, 0.06, 0.03, 0.02, 0.03, 0.02, 0.04, 0.02, 0.02],
             )
         )  # fmt: skip
         coordinator, spec = self.coordinator, self.job["spec"]
@@ -337,11 +338,16 @@ class Life(World):
                 self.edit(lambda job: job["spec"]["objective"].__setitem__("minSamplesPerSecond", 10_000))
             case "image":
                 self.edit(lambda job: job["spec"].__setitem__("image", f"example.com/model:{int(rng.integers(3))}"))
+            case "servers" if coordinator is not None and coordinator.phase == "Training":
+                number = int(rng.choice([1, 2]))
+                self.plan = {**_plan(), "parameterServer": {"pool": "cpu", "replicas": number, "units": number}}
+                self.edit(lambda job: job["spec"]["parameterServer"].__setitem__("replicas", number))
             case "pause":
                 paused = bool(rng.choice([True, False]))
                 self.edit(lambda job: job["spec"].__setitem__("paused", paused))
             case "silence" if coordinator is not None:
                 coordinator.silent = not coordinator.silent
+                self.now += 1.0  # until it is asked again
             case "finish" if coordinator is not None and coordinator.phase == "Training":
                 coordinator.phase = "Succeeded"
             case "replace":

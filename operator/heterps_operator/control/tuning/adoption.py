@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
-from heterps_operator.state.values import Observed
-from heterps_runtime.contract import worker_name
+from heterps_operator.state.values import Observed, plan_request
+from heterps_runtime.contract import JobPhase, worker_name
 
-__all__ = ["carry_out", "needs_restart"]
+__all__ = ["adopt_changed_plan", "can_adopt", "carry_out", "describe", "has_same_members", "needs_restart"]
 
 
 def needs_restart(job: JobSpec, observed: Observed, plan: JobPlan, new: JobPlan) -> bool:
@@ -49,6 +49,46 @@ def needs_restart(job: JobSpec, observed: Observed, plan: JobPlan, new: JobPlan)
     limits = {pool.name: pool.max_units for pool in job.pools}
     fits = all(units <= (limits.get(pool) or units) for pool, units in together.items())
     return not (fits and observed.capacity.fits(together))
+
+
+def has_same_members(plan: JobPlan, new: JobPlan) -> bool:
+    """Whether two plans have the same stages and servers, whatever they predict."""
+    return (plan.stages, plan.servers, plan.server_units) == (new.stages, new.servers, new.server_units)
+
+
+def can_adopt(job: JobSpec, observed: Observed, status: Status, new: JobPlan) -> bool:
+    """Whether a job trains, and can change without a restart to a plan that was made for a changed spec.
+
+    Args:
+        job: the changed spec.
+        observed: what is the case now.
+        status: of the last decision.
+        new: the plan.
+    """
+    plan, view = status.plan, observed.coordinator
+    if plan is None or view is None or view.phase != JobPhase.TRAINING or status.phase != Phase.RUNNING:
+        return False
+    if plan_request(status.plan_revision) not in observed.accepted:
+        return False
+    known = {pool.name for pool in job.pools}
+    if not known.issuperset({plan.servers.pool, *(stage.pool for stage in plan.stages)}):
+        return False
+    return not needs_restart(job, observed, plan, new)
+
+
+def adopt_changed_plan(observed: Observed, status: Status, new: JobPlan) -> Status:
+    """The status of a job that changes to the plan of its changed spec while it trains (`can_adopt`)."""
+    assert status.plan is not None
+    text = f"the spec has changed, and its plan is {describe(status.plan, new)}: the job changes to it while it runs"
+    status = carry_out(observed, status.without_questions(), new, ThroughputSeries(), "Redivided")
+    status = replace(status, review=None, reviewed=observed.time, judged_prices={}, offer=None)
+    return status.with_condition("Rescaled", True, "Redivided", text, observed.time)
+
+
+def describe(plan: JobPlan, new: JobPlan) -> str:
+    """The later of two plans in words, with the number of servers if it differs."""
+    before, after = plan.servers.replicas, new.servers.replicas
+    return new.summary if before == after else f"{new.summary} with {before} -> {after} parameter servers"
 
 
 def carry_out(observed: Observed, status: Status, new: JobPlan, series: ThroughputSeries, reason: str) -> Status:

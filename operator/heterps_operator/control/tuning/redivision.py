@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.problem import build_problem
-from heterps_operator.control.tuning.adoption import carry_out, needs_restart
+from heterps_operator.control.tuning.adoption import carry_out, describe, needs_restart
 from heterps_operator.control.tuning.calibration import calibrate
 from heterps_operator.formatting import format_time
 from heterps_operator.state.offers import Offer
@@ -83,9 +83,7 @@ def take_stages(job: JobSpec, observed: Observed, status: Status, plan: JobPlan,
         return status  # other jobs took the units meanwhile
     restarts = needs_restart(job, observed, plan, new)
     how = "the job saves a checkpoint and moves to it" if restarts else "the job changes to it while it runs"
-    same = new.servers.replicas == plan.servers.replicas
-    servers = "" if same else f" with {plan.servers.replicas} -> {new.servers.replicas} parameter servers"
-    text = f"{asked.message}; {new.summary}{servers} does by the corrected profile: {how}"
+    text = f"{asked.message}; {describe(plan, new)} does by the corrected profile: {how}"
     pause = pause_seconds(job.elasticity.cooldown_seconds)
     moves = status.moved_for_floor.again(job.min_samples_per_second, now, pause)
     reason = "StagesChanged" if restarts else "Redivided"

@@ -257,12 +257,15 @@ class JobController:
         Returns:
             The session to continue with.
         """
-        trial = Trial.NOT_NEEDED
+        trial, plan = Trial.NOT_NEEDED, None
         if needs_trial(session.status, change, session.stopping, spec):
             trial, outcome = session.try_plan(manifest, spec)
             if trial == Trial.INFEASIBLE and outcome is not None:
                 text = f"no plan meets the changed spec, the job keeps its current plan: {outcome.message}"
                 self._hindrance = NotReadyError(outcome.reason, text)
+            plan = None if outcome is None else outcome.plan
+            if trial == Trial.FEASIBLE and plan is not None and not change.paths(Effect.RESTART):
+                trial = session.judge(spec, plan)
         else:
             session.end_trial()
         step = next_step(session.status, change, session.stopping, trial)
@@ -275,6 +278,10 @@ class JobController:
             return session
         if step == Step.ADOPT:
             session.adopt(manifest, spec)
+            return session
+        if step == Step.CHANGE:
+            assert plan is not None
+            session.change(manifest, spec, plan)
             return session
         status = session.status
         if step == Step.REPLAN:

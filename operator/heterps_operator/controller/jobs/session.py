@@ -17,7 +17,7 @@ from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing.waiting import needs_units, waiting_job
-from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
+from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, judge_plan, resumes
 from heterps_operator.controller.capacity.ledger import job_key
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
@@ -36,7 +36,7 @@ from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
 from heterps_operator.loop.substrate import Planner
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import PoolCapacity
@@ -127,6 +127,7 @@ class JobSession:
         self._stored = replace(stored, pools=tuple(manifest.pools))
         self._written = (0, 0, "", "")  # revision and incarnation of the last written plan, and what its budgets follow
         self._trial: PlanTrial | None = None
+        self._before: tuple[StoredState, JobSpec] | None = None  # of a change that is not stored yet
         token = site.owned.token(job)
         job = {**job, "spec": manifest.job["spec"]}  # a newer spec may wait for its turn
         site.owned.apply(
@@ -213,9 +214,27 @@ class JobSession:
             NotReadyError: the state cannot be written.
             StateTaken: another operator has the job.
         """
+        self._stand_in_line()
+        pools = self._substrate.pools
+        try:
+            turn = self._loop.turn(self._capacity(), self.site.cluster.prices.histories(pools))
+        except Exception:
+            self._take_back()
+            raise
+        self._before = None
+        self._stand_in_line()
+        return replace(turn, events=(*turn.events, *self._outdate_profiles()))
+
+    def _take_back(self) -> None:
+        """Return to the spec before one whose plan could not be kept: the change is judged again."""
+        if self._before is not None:
+            (self._stored, job), self._before, self.adopted = self._before, None, ()
+            self._loop.change(job, None)
+
+    def _capacity(self) -> PoolCapacity:
+        """Return what the ledger and the line of waiting jobs leave for this job."""
         ledger, line = self.site.cluster.ledger, self.site.cluster.line
         pools, holder = self._substrate.pools, self.site.holder
-        self._stand_in_line()
         capacity = PoolCapacity(
             free_units=(line if self._in_order else ledger).free_units(holder, pools),
             most_units=ledger.most_units(holder, pools),
@@ -229,9 +248,7 @@ class JobSession:
         if self.status.phase != Phase.RUNNING and (plan is None or not capacity.fits(plan.units)):
             # Only a job that may have to wait tells for whom: listing 500 jobs takes 0.4 ms, a quarter of a turn.
             capacity = replace(capacity, holders={pool: ledger.holders(pool, excluding=holder) for pool in pools})
-        turn = self._loop.turn(capacity, self.site.cluster.prices.histories(pools))
-        self._stand_in_line()
-        return replace(turn, events=(*turn.events, *self._outdate_profiles()))
+        return capacity
 
     def _image_of(self, pool: str) -> str:
         """Return the image with which a pool is measured now; empty: not known."""
@@ -281,7 +298,19 @@ class JobSession:
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
         """Use a changed spec from the next turn on."""
         self._stored = replace(self._stored, spec=manifest.job["spec"], pools=tuple(manifest.pools))
-        self._loop.job = job
+        self._loop.change(job, None)
+
+    def judge(self, job: JobSpec, plan: JobPlan) -> Trial:
+        """Judge a plan of a changed spec, all of whose changed fields are read by the controller alone."""
+        observed = self._loop.observed
+        assert observed is not None, "a trial ends after the first turn"
+        return judge_plan(self._loop.job, job, observed, self.status, plan)
+
+    def change(self, manifest: Manifest, job: JobSpec, plan: JobPlan) -> None:
+        """Use a changed spec and its plan from the next turn on, while the job trains."""
+        self._before = (self._stored, self._loop.job)
+        self.adopt(manifest, job)
+        self._loop.change(job, plan)
 
     def stop(self, effect: Effect) -> None:
         """Stop the processes in order, to continue with a changed spec of this effect."""
@@ -304,7 +333,7 @@ class JobSession:
                 self._trial = PlanTrial(spec, self.site.planner(spec, "trial"), profiles)
             except ValueError:  # of different layers
                 return Trial.UNMEASURED, None
-        outcome = self._trial.poll()
+        outcome = None if self._loop.observed is None else self._trial.poll()  # it is judged by what is observed
         if outcome is None:
             return Trial.PENDING, None
         self.end_trial()
