@@ -110,6 +110,8 @@ def evaluate(expression: str, variables: Mapping[str, Any], meter: Meter) -> Any
 
     try:
         return cel_evaluation.evaluate(_program(expression), dict(variables), meter)
+    except RuleError:
+        raise
     except RecursionError:
         raise RuleError(expression, "it nests too deeply") from None
     except Exception as error:  # cel-python has no common class of errors, and passes on those of Python's operators
@@ -152,8 +154,8 @@ def _program(rule: str) -> Any:
 def _check_texts(expression: str) -> None:
     """Refuse texts at which cel-python's lexer would hang.
 
-    Its regular expressions match an escape sequence, and a carriage return in a text of several lines, in two ways. If a
-    text has no end, they try all combinations: 60 backslashes take hours.
+    Its regular expressions match an escape sequence in two ways, and a carriage return in a text of several lines. If
+    a text has no end, they try all combinations: 60 backslashes take hours.
 
     Raises:
         RuleError: there are many escape sequences, and a text without an end, or a raw one that the lexer reads

@@ -93,6 +93,11 @@ def test_what_cannot_be_evaluated_is_an_error_that_says_why(expression: str, wor
         (f"[{EIGHT}]" + ".map(a, a + a)" * 13 + ".size() > 0", "steps"),
         ("[1]" + ".map(a, [a, a])" * 30 + ".size() > 0", "steps"),
         (f'device.driver == "{"x" * 10_240}"', "at most 10,240"),
+        # The lexer would try all ways to read their escape sequences.
+        ("device.driver == '" + "\\" * 2_000 + "x", "a text has no end"),
+        ("device.driver == '''" + "\r" * 2_000, "a text has no end"),
+        ('device.driver == "' + "\\123" * 500 + '\n"', "a text has no end"),
+        ('r"\\" + "\'' + "\\" * 200 + '" == device.driver', "no text may be raw"),
     ],
 )  # fmt: skip
 def test_what_costs_too_much_is_an_error_that_says_so(expression: str, words: str) -> None:
@@ -114,6 +119,12 @@ def test_the_devices_of_a_class_share_its_steps(monkeypatch: pytest.MonkeyPatch)
     assert all(both.select(DRIVER, device) for device in devices[:10])
     with pytest.raises(SelectorError, match="1,000 steps for all devices"):
         all(both.select(DRIVER, device) for device in devices)
+
+
+def test_texts_with_many_escape_sequences_are_read() -> None:
+    pattern = "|".join(f"{model}\\\\.[0-9]+\\\\s?" for model in ("a100", "h100", "x", "y", "z"))  # 20 backslashes
+    assert _select(DEVICE, f'"a100.80".matches("^({pattern})$") // it\'s a comment')
+    assert _select(DEVICE, f"'''a100.80'''.matches('''^({pattern})$''') && \"\\\\\" == '\\\\'")
 
 
 def test_an_expression_of_the_length_that_kubernetes_allows_is_evaluated() -> None:
