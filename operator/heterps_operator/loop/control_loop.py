@@ -143,9 +143,9 @@ class ControlLoop:
         self._prices: dict[str, PriceHistory] = {}
         self._changed_plan: JobPlan | None = None
 
-    def change(self, job: JobSpec, plan: JobPlan | None) -> None:
-        """Change to another spec with the next turn, and to its plan if there is one."""
-        self.job, self._changed_plan = job, plan
+    def change(self, job: JobSpec, planner: Planner, plan: JobPlan | None = None) -> None:
+        """Change to another spec and its planner with the next turn, and to its plan if there is one."""
+        self.job, self._planner, self._changed_plan = job, planner, plan
 
     def request_stop(self) -> None:
         """End the job in order; a second call ends its processes at once. Safe in a signal handler."""

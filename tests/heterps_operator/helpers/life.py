@@ -127,6 +127,7 @@ class Life(World):
         self.asked = 0  # number of status requests to the coordinator
         self.follows_prices = False  # the planner has another plan for a dear card
         self.plan: Json | None = None  # that the planner finds; None: the usual one
+        self.stages: Any = ()  # by hand, of the last planner that was made for a session
         self.patience = 0.0  # seconds of waiting for a silent coordinator
         life = self
 
@@ -156,7 +157,9 @@ class Life(World):
         class Planner:
             """Answers at the next turn."""
 
-            def __init__(self, *_: Any, **__: Any) -> None:
+            def __init__(self, slots: Any, namespace: str, folder: Path, *_: Any, stages: Any, **__: Any) -> None:
+                if folder.name == "plan":
+                    life.stages = stages
                 self._answer: PlanOutcome | None = None
 
             @property

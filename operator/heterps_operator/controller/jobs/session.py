@@ -229,7 +229,7 @@ class JobSession:
         """Return to the spec before one whose plan could not be kept: the change is judged again."""
         if self._before is not None:
             (self._stored, job), self._before, self.adopted = self._before, None, ()
-            self._loop.change(job, None)
+            self._loop.change(job, self._planner_for(job))
 
     def _capacity(self) -> PoolCapacity:
         """Return what the ledger and the line of waiting jobs leave for this job."""
@@ -298,7 +298,15 @@ class JobSession:
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
         """Use a changed spec from the next turn on."""
         self._stored = replace(self._stored, spec=manifest.job["spec"], pools=tuple(manifest.pools))
-        self._loop.change(job, None)
+        self._loop.change(job, self._planner_for(job))
+
+    def _planner_for(self, job: JobSpec) -> Planner:
+        """Return the present planner, or another one if the spec plans otherwise than the present spec."""
+        before, names = self._loop.job, ("method", "planner_timeout_seconds", "stages_by_hand")
+        if any(getattr(job, name) != getattr(before, name) for name in names):
+            self._planner.close()
+            self._planner = self.site.planner(job, "plan")
+        return self._planner
 
     def judge(self, job: JobSpec, plan: JobPlan) -> Trial:
         """Judge a plan of a changed spec, all of whose changed fields are read by the controller alone."""
@@ -310,7 +318,7 @@ class JobSession:
         """Use a changed spec and its plan from the next turn on, while the job trains."""
         self._before = (self._stored, self._loop.job)
         self.adopt(manifest, job)
-        self._loop.change(job, plan)
+        self._loop.change(job, self._planner, plan)
 
     def stop(self, effect: Effect) -> None:
         """Stop the processes in order, to continue with a changed spec of this effect."""

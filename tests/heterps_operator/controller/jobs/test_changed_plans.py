@@ -80,6 +80,16 @@ def test_a_plan_that_stays_the_same_is_not_carried_out_again(life: Life) -> None
     assert spec["objective"]["maxCostPerHour"] == "100"
 
 
+def test_later_plans_follow_the_changed_spec(life: Life) -> None:
+    """Also those of a job that goes on as it is."""
+    assert not life.stages
+    by_hand = [{"pool": "cpu", "lastLayer": "output", "units": 4}]
+    life.edit(lambda job: job["spec"].update(scheduling={**job["spec"]["scheduling"], "stages": by_hand}))
+    life.settle()
+    assert (life.status["phase"], stops(life)) == ("Running", [])
+    assert [stage["lastLayer"] for stage in life.stages] == ["output"]
+
+
 @pytest.mark.parametrize(
     "more",
     [{"image": "example.com/model:2"}, {"pools": [{"name": "cpu"}]}],
