@@ -16,7 +16,7 @@ from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import Observed
 
-__all__ = ["BEGINS_AGAIN", "Step", "Trial", "is_stopped", "needs_trial", "next_step", "resumes"]
+__all__ = ["BEGINS_AGAIN", "Step", "Trial", "is_stopped", "judge_plan", "needs_trial", "next_step", "resumes"]
 
 # Final phases that a job leaves when its spec asks for training.
 BEGINS_AGAIN = frozenset({Phase.SUSPENDED, Phase.PLANNED})

@@ -147,6 +147,11 @@ class ControlLoop:
         """Change to another spec and its planner with the next turn, and to its plan if there is one."""
         self.job, self._planner, self._changed_plan = job, planner, plan
 
+    @property
+    def changing(self) -> bool:
+        """Whether a changed plan waits for the next turn, or could not be stored in the last one."""
+        return self._changed_plan is not None
+
     def request_stop(self) -> None:
         """End the job in order; a second call ends its processes at once. Safe in a signal handler."""
         self._aborted = self._stop_requested

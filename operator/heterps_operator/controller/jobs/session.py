@@ -218,18 +218,17 @@ class JobSession:
         pools = self._substrate.pools
         try:
             turn = self._loop.turn(self._capacity(), self.site.cluster.prices.histories(pools))
-        except Exception:
-            self._take_back()
-            raise
-        self._before = None
+        finally:
+            self._end_change()
         self._stand_in_line()
         return replace(turn, events=(*turn.events, *self._outdate_profiles()))
 
-    def _take_back(self) -> None:
-        """Return to the spec before one whose plan could not be kept: the change is judged again."""
-        if self._before is not None:
-            (self._stored, job), self._before, self.adopted = self._before, None, ()
+    def _end_change(self) -> None:
+        """Return to the spec before a change whose plan could not be stored; the change is judged again."""
+        if self._before is not None and self._loop.changing:
+            (self._stored, job), self.adopted = self._before, ()
             self._loop.change(job, self._planner_for(job))
+        self._before = None
 
     def _capacity(self) -> PoolCapacity:
         """Return what the ledger and the line of waiting jobs leave for this job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.values import RequestStop, SubmitPlan
-from tests.heterps_operator.helpers.job_world import STATE, events
+from tests.heterps_operator.helpers.job_world import PODS, STATE, events
 from tests.heterps_operator.helpers.life import Life, cores_only
 
 Json = dict[str, Any]
@@ -78,6 +79,33 @@ def test_a_plan_that_stays_the_same_is_not_carried_out_again(life: Life) -> None
     spec = stored(life).spec
     assert spec is not None
     assert spec["objective"]["maxCostPerHour"] == "100"
+
+
+def test_a_change_that_is_stored_and_not_yet_done_is_not_judged_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new server cannot be created at first."""
+    failures = 2
+    create = type(life.server).create
+
+    def failing(server: Any, path: str, body: Json, *, strict: bool = False) -> Json:
+        nonlocal failures
+        if path == PODS and failures:
+            failures -= 1
+            raise ApiError(500, "InternalError", "etcd has no leader")
+        return create(server, path, body, strict=strict)
+
+    monkeypatch.setattr(type(life.server), "create", failing)
+    ask_for_servers(life, 2)
+    while failures:
+        with contextlib.suppress(ApiError):
+            life.operator.turn()
+    spec = stored(life).spec
+    assert spec is not None
+    assert (stored(life).status.plan_revision, spec["parameterServer"]["replicas"]) == (2, 2)
+    life.settle()
+    assert len([reason for reason, _ in events(life) if reason == "SpecChanged"]) == 1
+    assert "ps-1" in life.pods()
 
 
 def test_later_plans_follow_the_changed_spec(life: Life) -> None:
