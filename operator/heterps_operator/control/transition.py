@@ -71,8 +71,8 @@ def judge_plan(job: JobSpec, wanted: JobSpec, observed: Observed, status: Status
         status: of the last decision, with the present plan.
         plan: for the changed spec.
     """
-    if {pool.name for pool in job.pools} != {pool.name for pool in wanted.pools}:
-        return Trial.FEASIBLE  # templates and limits of another pool are read when processes start
+    if not {pool.name for pool in wanted.pools} <= {pool.name for pool in job.pools}:
+        return Trial.FEASIBLE  # the coordinator reads the job's pools when it starts
     if status.plan is not None and has_same_members(status.plan, plan):
         return Trial.SAME
     return Trial.IN_PLACE if can_adopt(wanted, observed, status, plan) else Trial.FEASIBLE

@@ -118,13 +118,14 @@ def test_later_plans_follow_the_changed_spec(life: Life) -> None:
     assert [stage["lastLayer"] for stage in life.stages] == ["output"]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"image": "example.com/model:2"}, {"pools": [{"name": "cpu"}]}],
-    ids=["what processes read", "another list of pools"],
-)
-def test_a_job_stops_if_more_has_changed(life: Life, more: Json) -> None:
-    ask_for_servers(life, 2, **more)
+def test_a_pool_that_the_plan_does_not_use_may_be_removed(life: Life) -> None:
+    ask_for_servers(life, 2, pools=[{"name": "cpu"}])
+    life.settle()
+    assert (life.status["phase"], stored(life).status.plan_revision, stops(life)) == ("Running", 2, [])
+
+
+def test_a_job_stops_if_what_processes_read_has_changed_too(life: Life) -> None:
+    ask_for_servers(life, 2, image="example.com/model:2")
     life.settle()
     assert (life.status["phase"], len(stops(life)) > 0) == ("Stopping", True)
 
