@@ -33,7 +33,7 @@ class _Missing:
 
 MISSING = _Missing()
 _deep: Any = []
-for _ in range(50):
+for _ in range(200):
     _deep = [_deep]
 WRONG: tuple[Any, ...] = (
     MISSING, None, "", "x", "x" * 10_000, "-1", "1e99", "\x00\ud800", 0, -1, 10**30, 1.5, True, [], [None], ["x"], [{}],
