@@ -23,12 +23,12 @@ from heterps_operator.errors import MISSING
 if TYPE_CHECKING:
     from heterps_operator.api.cel_evaluation import Meter
 
-__all__ = ["RuleError", "evaluate", "holds", "is_transition_rule"]
+__all__ = ["RuleError", "evaluate", "fingerprint", "holds", "is_transition_rule"]
 
 _OLD = re.compile(r"\boldSelf\b")
-# By digest of rule and value. An operator reads the same pools for every job, and jobs that differ only in a name;
+# By rule and fingerprint. An operator reads the same pools for every job, and jobs that differ only in a name;
 # evaluating their rules again takes 40 ms each.
-_RESULTS: dict[bytes, bool] = {}
+_RESULTS: dict[tuple[str, bytes], bool] = {}
 _MOST_RESULTS = 16_384
 _STEPS_OF_RULE = 2_000_000
 _MOST_SHOWN = 120  # characters
@@ -59,28 +59,36 @@ def is_transition_rule(rule: str) -> bool:
     return _OLD.search(rule) is not None
 
 
-def holds(rule: str, value: Any, old: Any = MISSING) -> bool:
+def fingerprint(value: Any, old: Any = MISSING) -> bytes:
+    """Return what identifies `self` and `oldSelf`; empty if they are not JSON: with keys of several types, say."""
+    try:
+        text = json.dumps([value, None if old is MISSING else [old]], sort_keys=True)
+    except (TypeError, ValueError):
+        return b""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def holds(rule: str, value: Any, old: Any = MISSING, known: bytes | None = None) -> bool:
     """Evaluate a rule.
 
     Args:
         rule: the text of the rule.
         value: `self`, plain JSON values with defaults applied.
         old: `oldSelf`, for a transition rule.
+        known: their `fingerprint`, if the caller has it.
 
     Raises:
         RuleError: the value does not have the types that the rule expects.
     """
-    try:
-        text = json.dumps([rule, value, None if old is MISSING else [old]], sort_keys=True)
-    except (TypeError, ValueError):  # keys of several types, say: not JSON, but not refused here
+    known = fingerprint(value, old) if known is None else known
+    if not known:
         return _evaluate(rule, value, old)
-    digest = hashlib.sha256(text.encode()).digest()
-    known = _RESULTS.get(digest)
-    if known is None:
+    result = _RESULTS.get((rule, known))
+    if result is None:
         if len(_RESULTS) >= _MOST_RESULTS:
             _RESULTS.clear()
-        known = _RESULTS[digest] = _evaluate(rule, value, old)
-    return known
+        result = _RESULTS[rule, known] = _evaluate(rule, value, old)
+    return result
 
 
 def _evaluate(rule: str, value: Any, old: Any) -> bool:

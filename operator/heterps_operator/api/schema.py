@@ -11,7 +11,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path as FilePath
@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from heterps_operator.api import cel
-from heterps_operator.api.structure import OBJECT_META, structural_faults
+from heterps_operator.api.structure import OBJECT_META, Structure
 from heterps_operator.api.yaml_source import Path, path_text
 from heterps_operator.errors import MISSING, FieldError, InstallationError
 
@@ -50,6 +50,10 @@ class Schema:
     kind: str
     openapi: Mapping[str, Any]  # spec.versions[].schema.openAPIV3Schema, with that of metadata added
 
+    @cached_property
+    def _structure(self) -> Structure:
+        return Structure(self.openapi)
+
     def with_defaults(self, value: Any) -> Any:
         """Return a copy of an object as an API server stores it: defaults filled in, null meaning "not given"."""
         result = copy.deepcopy(value)
@@ -64,7 +68,7 @@ class Schema:
             old: the object that it replaces, with defaults; transition rules need it.
             texts: scalars as written in the file, where that differs from their value.
         """
-        structural = [Fault(*fault) for fault in structural_faults(self.openapi, value, texts or {})]
+        structural = [Fault(*fault) for fault in self._structure.faults(value, texts or {})]
         broken = {fault.path for fault in structural}
         return structural + list(_rule_faults(self.openapi, value, old, (), broken))
 
@@ -134,6 +138,7 @@ def _apply_defaults(schema: Mapping[str, Any], value: Any) -> None:
 
 def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, broken: set[Path]) -> Iterator[Fault]:
     """Evaluate the rules of a schema and of everything in it."""
+    known: bytes | None = None
     for rule in schema.get("x-kubernetes-validations", ()):
         if cel.is_transition_rule(rule["rule"]) and old is MISSING:
             continue
@@ -144,7 +149,8 @@ def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, br
         if "fieldPath" in rule:
             target = (*path, *rule["fieldPath"].split(".")[1:])
         message, fix = rule["message"].split("; ", maxsplit=1)
-        if not cel.holds(rule["rule"], value, old):
+        known = known or cel.fingerprint(value, old)  # the same for all rules
+        if not cel.holds(rule["rule"], value, old, known):
             yield Fault(target, _at(value, target[len(path) :]), message, fix)
     if isinstance(value, dict):
         for name, item in value.items():

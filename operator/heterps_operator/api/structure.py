@@ -7,10 +7,11 @@ what must hold, and a fix.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -19,7 +20,7 @@ from jsonschema.validators import extend
 from heterps_operator.api.yaml_source import Path, path_text
 from heterps_operator.errors import MISSING
 
-__all__ = ["OBJECT_META", "structural_faults"]
+__all__ = ["OBJECT_META", "Structure"]
 
 _TEXTS = {
     "type": "object",
@@ -73,34 +74,67 @@ _NOUNS = {
 _MOST_NAMES = 20  # names listed in a fix
 
 
-def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Path, str]) -> Iterator[_Found]:
-    """Check a value against a structural schema.
+class Structure:
+    """A structural schema, prepared for checks.
 
     Args:
         openapi: the schema of the whole object.
-        value: the object, with defaults.
-        texts: scalars as written in the file, where that differs from their value.
-
-    Yields:
-        Path, value, what must hold, and what to do.
     """
-    errors = list(_validator(json.dumps(openapi)).iter_errors(value))
-    mistyped = {tuple(error.absolute_path) for error in errors if error.validator == "type"}
-    for error in errors:
-        path = tuple(error.absolute_path)
-        if path in mistyped and error.validator == "enum":
-            continue  # the type error says enough
-        schema = error.schema
-        assert isinstance(schema, dict)
-        if error.validator == "required":
-            inner = schema["properties"][path[-1]]
-            yield path, MISSING, "is required", _add(str(path[-1]), inner)
-        elif error.validator == "additionalProperties":
-            yield path, error.instance[path[-1]], "is not a field", _suggest(openapi, schema, path)
-        elif error.validator == "x-kubernetes-list-type":
-            yield path, MISSING, error.message, "remove or rename one of the two"
-        else:
-            yield path, _shown(error.instance), *_bound(error, schema, texts.get(path))
+
+    def __init__(self, openapi: Mapping[str, Any]) -> None:
+        self._openapi = openapi
+        self._validator = _Validator(_adapted(copy.deepcopy(dict(openapi))))
+
+    def faults(self, value: Any, texts: Mapping[Path, str]) -> Iterator[_Found]:
+        """Check an object.
+
+        Args:
+            value: the object, with defaults.
+            texts: scalars as written in the file, where that differs from their value.
+
+        Yields:
+            Path, value, what must hold, and what to do.
+        """
+        errors = list(self._validator.iter_errors(value))
+        mistyped = {tuple(error.absolute_path) for error in errors if error.validator == "type"}
+        for error in errors:
+            path = tuple(error.absolute_path)
+            if path in mistyped and error.validator == "enum":
+                continue  # the type error says enough
+            schema = error.schema
+            assert isinstance(schema, dict)
+            if error.validator == "required":
+                inner = schema["properties"][path[-1]]
+                yield path, MISSING, "is required", _add(str(path[-1]), inner)
+            elif error.validator == "additionalProperties":
+                yield path, error.instance[path[-1]], "is not a field", self._suggest(schema, str(path[-1]))
+            elif error.validator == "x-kubernetes-list-type":
+                yield path, MISSING, error.message, "remove or rename one of the two"
+            else:
+                yield path, _shown(error.instance), *_bound(error, schema, texts.get(path))
+
+    def _suggest(self, schema: Mapping[str, Any], name: str) -> str:
+        """Suggest the place of a misplaced field."""
+        names = [*schema.get("properties", {})]
+        near = _nearest(name, names)
+        if near:
+            return f"did you mean {near}?"
+        place = self._places.get(_plain(name))
+        if place is not None:
+            return f"did you mean {path_text(place)}?"
+        if not names:
+            return "remove it, nothing can be set here"
+        rest = ", ..." if len(names) > _MOST_NAMES else ""
+        return f"remove it, or use one of {', '.join(names[:_MOST_NAMES])}{rest}"
+
+    @cached_property
+    def _places(self) -> Mapping[str, Path]:
+        """The outermost field of each name that users set."""
+        found: dict[str, Path] = {}
+        for place in _places(self._openapi, ()):
+            if place[0] != "status":
+                found.setdefault(_plain(str(place[-1])), place)
+        return found
 
 
 def _bound(error: ValidationError, schema: dict[str, Any], text: str | None) -> tuple[str, str]:
@@ -145,24 +179,6 @@ def _wrong_type(types: list[str], value: Any, schema: dict[str, Any], text: str 
     if "boolean" in types and str(value).lower() in ("true", "false"):
         return message, f"write it without quotes: {str(value).lower()}"
     return message, _example(schema, "see its description in docs/api.md")
-
-
-def _suggest(openapi: Mapping[str, Any], schema: dict[str, Any], path: Path) -> str:
-    """Suggest the place of a misplaced field."""
-    name = str(path[-1])
-    names = [*schema.get("properties", {})]
-    near = _nearest(name, names)
-    if near:
-        return f"did you mean {near}?"
-    places = [
-        place for place in _places(openapi, ()) if _plain(str(place[-1])) == _plain(name) and place[0] != "status"
-    ]
-    if places:
-        return f"did you mean {path_text(places[0])}?"
-    if not names:
-        return "remove it, nothing can be set here"
-    rest = ", ..." if len(names) > _MOST_NAMES else ""
-    return f"remove it, or use one of {', '.join(names[:_MOST_NAMES])}{rest}"
 
 
 def _places(schema: Mapping[str, Any], path: Path) -> Iterator[Path]:
@@ -219,12 +235,6 @@ def _shown(value: Any) -> object:
 
 
 # --- jsonschema, adapted ----------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=8)
-def _validator(openapi: str) -> Any:
-    """Return a validator for a schema, passed as text so that it can be a cache key."""
-    return _Validator(_adapted(json.loads(openapi)))
 
 
 def _adapted(schema: dict[str, Any]) -> dict[str, Any]:

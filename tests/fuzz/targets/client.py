@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.api.schema import load_schemas
-from heterps_operator.api.structure import structural_faults
+from heterps_operator.api.structure import Structure
 from heterps_operator.client.api_errors import refusal
 from heterps_operator.client.client import _plan
 from heterps_operator.client.views import EventView, JobView
@@ -22,7 +22,7 @@ from tests.heterps_operator.helpers import mutants
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 
 
-_SCHEMA = load_schemas()["HeterPSJob"].openapi
+_STRUCTURE = Structure(load_schemas()["HeterPSJob"].openapi)
 _TIME = "2026-01-01T00:00:00Z"
 _EVENT: dict[str, Any] = {
     "metadata": {"name": "x", "creationTimestamp": _TIME}, "type": "Warning", "reason": "BackOff", "message": "x",
@@ -91,7 +91,7 @@ def _read_plan(data: bytes) -> None:
 def _read_job(data: bytes) -> None:
     """Read a job whose status the API server has checked against the CRD, as it does with every write."""
     job = {**mutants.job(), "status": parse(data)}
-    if any(path[:1] == ("status",) for path, *_ in structural_faults(_SCHEMA, job, {})):
+    if any(path[:1] == ("status",) for path, *_ in _STRUCTURE.faults(job, {})):
         return
     view = JobView.from_json(job)
     assert isinstance(view.exit_code, int)

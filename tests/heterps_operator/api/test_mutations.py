@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.schema import load_schemas
-from heterps_operator.api.structure import structural_faults
+from heterps_operator.api.structure import Structure
 from heterps_operator.api.yaml_source import path_text
 from tests.heterps_operator.api.mutations import FULL, LEFT_OUT, Mutation, boundaries, fields, mutations
 
@@ -18,7 +18,7 @@ def places(mutation: Mutation) -> list[str]:
     """Paths at which the command line reports structural faults."""
     schema = load_schemas()[mutation.manifest["kind"]]
     value = schema.with_defaults(mutation.manifest)
-    return [path_text(path) for path, *_ in structural_faults(schema.openapi, value, {})]
+    return [path_text(path) for path, *_ in Structure(schema.openapi).faults(value, {})]
 
 
 @pytest.mark.parametrize("manifest", FULL, ids=lambda manifest: manifest["kind"])

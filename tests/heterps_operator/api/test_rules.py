@@ -227,8 +227,8 @@ def test_every_rule_is_seen_to_pass_and_to_fail(monkeypatch: pytest.MonkeyPatch)
     seen: set[tuple[str, bool]] = set()
     evaluate = cel.holds
 
-    def recording(rule: str, value: Any, old: Any = MISSING) -> bool:
-        result = evaluate(rule, value, old)
+    def recording(rule: str, value: Any, old: Any = MISSING, known: bytes | None = None) -> bool:
+        result = evaluate(rule, value, old, known)
         seen.add((rule, result))
         return result
 

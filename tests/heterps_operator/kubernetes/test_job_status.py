@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.api.schema import load_schemas
-from heterps_operator.api.structure import structural_faults
+from heterps_operator.api.structure import Structure
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.events import EventRecorder
 from heterps_operator.kubernetes.status import job_status
@@ -28,7 +28,7 @@ def shown(world: World, bill: Bill = Bill()) -> dict[str, Any]:  # noqa: B008  #
     """Return the status of a job, validated against its schema."""
     document = job_status(world.job.name, world.status, bill, tuple(world.processes.values()), generation=1)
     job = KIND.with_defaults(parsed(JOB)) | {"status": document}
-    assert list(structural_faults(KIND.openapi, job, {})) == []
+    assert list(Structure(KIND.openapi).faults(job, {})) == []
     return document
 
 
@@ -128,7 +128,7 @@ def test_measurements_and_checkpoints_have_a_time() -> None:
     found = job_status(world.job.name, world.status, Bill(), (), generation=1, measured=1_700_000_060.0)
     assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
     assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
-    assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
+    assert list(Structure(KIND.openapi).faults(KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
 
 
 def test_no_part_of_a_status_and_no_event_repeats_credentials() -> None:
@@ -163,4 +163,4 @@ def test_classes_have_their_accuracy_in_the_status() -> None:
     world.status = replace(world.status, result={"evaluation": figures})
     found = shown(world)
     assert found["evaluation"] == {"accuracy": "0.750000", "crossEntropy": "0.500000", "samples": 4}
-    assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
+    assert list(Structure(KIND.openapi).faults(KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
