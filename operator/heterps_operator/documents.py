@@ -120,10 +120,10 @@ def limit_levels(encoded: bytes) -> bytes:
     characters = np.frombuffer(plain, np.uint8)
     steps = np.zeros(256, np.int8)
     steps[list(b"[{")], steps[list(b"]}")] = 1, -1
-    outside = np.cumsum(characters == ord('"'), dtype=np.int32) % 2 == 0
+    outside = np.cumsum(np.equal(characters, ord('"')), dtype=np.int32) % 2 == 0
     step = steps[characters] * outside
     level = np.cumsum(step, dtype=np.int32)
-    kept = (level < _ANSWER_LEVELS) | ((level == _ANSWER_LEVELS) & (step == 1))
+    kept = np.less(level, _ANSWER_LEVELS) | (np.equal(level, _ANSWER_LEVELS) & np.equal(step, 1))
     return encoded if kept.all() else np.frombuffer(encoded, np.uint8)[kept].tobytes()
 
 
