@@ -120,7 +120,7 @@ def limit_levels(encoded: bytes) -> bytes:
     characters = np.frombuffer(plain, np.uint8)
     steps = np.zeros(256, np.int8)
     steps[list(b"[{")], steps[list(b"]}")] = 1, -1
-    outside = np.cumsum(np.equal(characters, ord('"')), dtype=np.int32) % 2 == 0
+    outside = 1 - np.cumsum(np.equal(characters, ord('"')), dtype=np.int32) % 2
     step = steps[characters] * outside
     level = np.cumsum(step, dtype=np.int32)
     kept = np.less(level, _ANSWER_LEVELS) | (np.equal(level, _ANSWER_LEVELS) & np.equal(step, 1))
