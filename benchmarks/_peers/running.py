@@ -28,6 +28,7 @@ __all__ = ["EntrantFailedError", "Outcome", "run_entrant"]
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = "benchmarks._peers.programs"
 _PATIENCE_SECONDS = 240.0
+_TICKS = os.sysconf("SC_CLK_TCK")  # of the kernel's clocks, per second
 
 Outcome = dict[str, Any]
 
@@ -142,7 +143,7 @@ class _Measured:
         others = max(0.0, busy - own)
         outcome: Outcome = {
             "samplesPerSecond": self._samples / seconds,
-            "samplesPerCpuSecond": self._samples / own,
+            "samplesPerCpuSecond": self._samples / max(own, 1 / _TICKS),  # the kernel counts whole ticks
             "others": others / seconds / (os.cpu_count() or 1),
         }
         if not entrant.learns:
@@ -261,7 +262,7 @@ def _processor_seconds(sessions: list[int]) -> dict[int, float]:
 def _busy_seconds() -> float:
     """Return the processor time of all that runs on this machine."""
     user, nice, system, _, _, irq, soft_irq, *_ = Path("/proc/stat").read_text().split()[1:]
-    return sum(map(int, (user, nice, system, irq, soft_irq))) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, (user, nice, system, irq, soft_irq))) / _TICKS
 
 
 def _last_words(log: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks._peers import running
 from benchmarks._peers.entrants import Role
 from benchmarks._peers.running import EntrantFailedError, run_entrant
 
@@ -55,6 +56,19 @@ def test_an_entrant_that_fails_or_hangs_says_why(behaviour: str, message: str, f
     settings = write_small_task(tmp_path / "data")
     with pytest.raises(EntrantFailedError, match=message):
         run_entrant(fake(behaviour, WORKERS, SERVER), settings, folder, 1.5 if behaviour == "hangs" else 60, PROGRAMS)
+
+
+def test_processor_time_that_the_kernel_has_not_counted_yet_is_one_tick(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_processor_seconds", lambda sessions: {})
+    outcome = run_entrant(
+        fake("has no quality", WORKERS, SERVER, learns=False),
+        write_small_task(tmp_path / "data"),
+        folder,
+        programs=PROGRAMS,
+    )
+    assert outcome["samplesPerCpuSecond"] == 2000 * os.sysconf("SC_CLK_TCK")
 
 
 def test_what_learns_nothing_needs_no_quality(folder: Path, tmp_path: Path) -> None:
