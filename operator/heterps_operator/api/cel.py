@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -23,7 +24,7 @@ from heterps_operator.errors import MISSING
 if TYPE_CHECKING:
     from heterps_operator.api.cel_evaluation import Meter
 
-__all__ = ["RuleError", "evaluate", "fingerprint", "holds", "is_transition_rule"]
+__all__ = ["RuleError", "evaluate", "fingerprint", "holds", "is_transition_rule", "load"]
 
 _OLD = re.compile(r"\boldSelf\b")
 # By rule and fingerprint. An operator reads the same pools for every job, and jobs that differ only in a name;
@@ -31,6 +32,7 @@ _OLD = re.compile(r"\boldSelf\b")
 _RESULTS: dict[tuple[str, bytes], bool] = {}
 _MOST_RESULTS = 16_384
 _STEPS_OF_RULE = 2_000_000
+_LOADING = threading.Lock()
 _MOST_SHOWN = 120  # characters
 _FEW_ESCAPES = 16  # cel-python takes up to 2^16 steps of a few nanoseconds for these
 _OPENING = re.compile(r"//[^\n]*|(?P<raw>[rR]?)(?P<quotes>\"{3}|'{3}|\"|')")
@@ -52,6 +54,16 @@ class RuleError(Exception):
 
     def __init__(self, expression: str, reason: object) -> None:
         super().__init__(f"{expression[:_MOST_SHOWN]}{'...' * (len(expression) > _MOST_SHOWN)}: {reason}")
+
+
+def load() -> None:
+    """Import cel-python; call this before any of its modules is used.
+
+    They import each other. If two threads began at once, each would find parts of modules, and no later attempt would
+    mend that.
+    """
+    with _LOADING:
+        import heterps_operator.api.cel_evaluation  # noqa: F401
 
 
 def is_transition_rule(rule: str) -> bool:
@@ -92,6 +104,7 @@ def holds(rule: str, value: Any, old: Any = MISSING, known: bytes | None = None)
 
 
 def _evaluate(rule: str, value: Any, old: Any) -> bool:
+    load()
     from celpy.adapter import json_to_cel
 
     from heterps_operator.api.cel_evaluation import Meter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
@@ -161,3 +163,34 @@ def test_many_errors_in_one_expression_take_little_memory(expression: str) -> No
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
+
+
+BOTH_AT_ONCE = """
+import threading
+from heterps_operator.api import cel
+from heterps_operator.kubernetes.reading.selectors import Selectors
+
+barrier, done = threading.Barrier(4), []
+
+def rule():
+    barrier.wait()
+    done.append(cel.holds("self.x > 1", {"x": 2}))
+
+def selector():
+    barrier.wait()
+    found = Selectors([{"cel": {"expression": "device.driver == 'a'"}}])
+    done.append(found.select("a", {"attributes": {"model": {"string": "x"}}}))
+
+threads = [threading.Thread(target=target) for target in (rule, selector, rule, selector)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert done == [True] * 4, done
+"""
+
+
+def test_threads_may_use_cel_for_the_first_time_at_once() -> None:
+    """A job's rules and the selectors of devices are evaluated in different threads of the operator."""
+    ran = subprocess.run([sys.executable, "-c", BOTH_AT_ONCE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from heterps_operator.api.cel import RuleError, evaluate
+from heterps_operator.api.cel import RuleError, evaluate, load
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.api.semver import Version
 from heterps_operator.documents import Json
@@ -82,6 +82,7 @@ class Selectors:
 @functools.lru_cache(maxsize=16_384)  # cel-python is slow, and a cluster has thousands of devices
 def _evaluate(expression: str, seen: str) -> tuple[bool | str, int]:
     """Return the value of an expression for a device, or why it has none; and the steps that it took."""
+    load()
     from celpy.celtypes import BoolType
 
     from heterps_operator.api.cel_evaluation import Meter
