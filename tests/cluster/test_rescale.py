@@ -1,4 +1,4 @@
-"""Units follow the floor during training; another division into stages requires a restart from the checkpoint."""
+"""Units follow the floor during training; other stages and servers take effect at once, other pools after a restart."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Effect(IntEnum):
     NONE = 0  # nothing has changed
     LIVE = 1  # the controller reads the new value at its next turn; no process notices
     RESTART = 2  # processes read it when they start: stop in order with a checkpoint, go on from that with new ones
-    REPLAN = 3  # the plan may be another one: as RESTART, but the planner is asked first
+    REPLAN = 3  # the plan may be another one: the planner is asked first, and its plan may need a restart
     REFUSED = 4  # what was trained so far would not be a part of the new job; the API server refuses it already
 
 

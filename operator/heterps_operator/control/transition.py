@@ -1,8 +1,8 @@
 """From the spec that a job runs with to the one that is wanted: what to do next.
 
-A change that needs other processes stops the job with a checkpoint and starts it again; a change that may need another
-plan is tried first, so that a job that trains is never stopped for a spec that has no plan. docs/changes.md tells users
-the same.
+A change that needs other processes stops the job with a checkpoint and starts it again. A change that may need another
+plan is tried first, so that a job that trains is never stopped for a spec that has no plan, nor for a plan to which it
+can change while it trains. docs/changes.md tells users the same.
 """
 
 from __future__ import annotations
