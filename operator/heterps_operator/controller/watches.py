@@ -36,6 +36,9 @@ _HEALTHY_SECONDS = 120.0  # watches that last this long reset the count of failu
 _MOST_FAILURES = 8  # consecutive ones: two minutes
 _LONGEST_PAUSE_SECONDS = 30.0
 _STOP_SECONDS = 0.2  # between two checks of `stop`
+_LONGEST_STOP_SECONDS = 120.0  # kopf ends the process if its own end takes longer
+_LEFT_RUNNING = ("watcher for ", "stop-flag waiter")  # how the names of kopf's tasks begin that it does not end
+_REQUEST_SECONDS = 60.0  # of all requests but watches, as in the API server; a closed session may leave one unanswered
 _WATCH_SECONDS = 600  # after which the API server ends a watch; kopf starts the next one
 
 
@@ -65,12 +68,16 @@ def watch(
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the resources are known, and scanning needs rights on CRDs
+    settings.networking.request_timeout = _REQUEST_SECONDS
     settings.watching.server_timeout = _WATCH_SECONDS
     settings.watching.chunk_size = _PAGE  # a list of ten thousand pods takes half a gigabyte
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["pods"] = LABEL_JOB
     settings.persistence.diffbase_storage = _NoDifferences()
     settings.persistence.progress_storage = _NoProgress()
+
+    settings.process.ultimate_exiting_timeout = _LONGEST_STOP_SECONDS
+    kopf.on.cleanup(registry=registry)(_end_tasks)
 
     @kopf.on.login(registry=registry)
     async def _log_in(**_: Any) -> kopf.AiohttpSession:
@@ -109,6 +116,20 @@ def watch(
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         _LOG.warning("the watches failed (%s) and restart in %.0f s", failure, pause)
         stop.wait(pause)
+
+
+async def _end_tasks(**_: Any) -> None:
+    """Cancel the tasks that kopf leaves running when one of its watchers fails.
+
+    kopf closes the session of all watchers, waits five seconds, and then cancels each watcher together with the task by
+    which it would be paused. A watcher that finds the latter cancelled takes its own cancellation for a pause, lists
+    its objects again, and waits forever for a session that is open.
+    """
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith(_LEFT_RUNNING)]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def _session_of(connection: kopf.ConnectionInfo) -> kopf.AiohttpSession:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
 from tests.heterps_operator.helpers.lists import Lists
+
+Json = dict[str, Any]
 
 
 @pytest.fixture
@@ -124,3 +127,83 @@ def test_neither_a_list_nor_a_watch_ends_at_an_object_that_nests_deeply() -> Non
         assert [found[0], found[2]] == [json.loads(text) for text in others]
         with pytest.raises(UnreadableError, match=r"^spec must be nested in at most 64 levels, is a list of 1$"):
             check_levels(found[1])
+
+
+class _Api:
+    """An API server without objects. Its watches report nothing until they are told to fail."""
+
+    def __init__(self) -> None:
+        self._opened: Counter[str] = Counter()  # watches so far, by plural
+        self._latest: dict[str, asyncio.Event] = {}  # ends the latest watch
+        self._changed = asyncio.Condition()
+        self._resources = {
+            "api/v1": {"pods": True, "nodes": False, "namespaces": False},
+            "apis/heterps.io/v1alpha1": {"heterpsjobs": True, "devicepools": False},
+            "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": False},
+        }
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.strip("/")
+        if path == "api":
+            return web.json_response({"versions": ["v1"]})
+        if path == "apis":
+            found = [name.split("/")[1:] for name in self._resources if name.startswith("apis/")]
+            groups = [{"name": group, "versions": [{"version": version}]} for group, version in found]
+            return web.json_response({"groups": [{**g, "preferredVersion": g["versions"][0]} for g in groups]})
+        if path in self._resources:
+            names = {"singularName": "", "kind": "Kind", "verbs": ["list", "watch"]}
+            items = self._resources[path].items()
+            return web.json_response({"resources": [{"name": k, "namespaced": v, **names} for k, v in items]})
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        return await self._watch(request, path.rpartition("/")[2])
+
+    async def wait(self, number: int) -> None:
+        """Wait until each kind has been watched so often."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._opened) == 4 and min(self._opened.values()) == number)
+
+    def fail(self, plural: str) -> None:
+        """Let a watch fail."""
+        self._latest[plural].set()
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        failing = self._latest[plural] = asyncio.Event()
+        async with self._changed:
+            self._opened[plural] += 1
+            self._changed.notify_all()
+        await failing.wait()
+        status = {"kind": "Status", "status": "Failure", "code": 500, "message": "cannot decode"}
+        await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        return response
+
+
+@pytest.mark.timeout(120)  # each failure hangs with a probability of one half or more without `_end_tasks`
+def test_a_watch_that_fails_does_not_hold_up_the_others(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
+    stop = threading.Event()
+
+    async def run() -> None:
+        api, application = _Api(), web.Application()
+        application.router.add_get("/{path:.*}", api.answer)
+        async with TestServer(application, handler_cancellation=True) as running:
+            connection = kopf.ConnectionInfo(server=str(running.make_url("/")))
+            options: Json = {"namespaces": (), "login": lambda: connection}
+            watching = threading.Thread(
+                target=watches.watch, args=(supervisor.reflector, stop), kwargs=options, daemon=True
+            )
+            watching.start()
+            try:
+                for number, plural in enumerate(("nodes", "pods", "heterpsjobs", "devicepools", "nodes"), start=1):
+                    await api.wait(number)
+                    api.fail(plural)
+                await api.wait(6)
+            finally:
+                stop.set()
+            await asyncio.to_thread(watching.join)
+
+    asyncio.run(run())
