@@ -10,6 +10,7 @@ import functools
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -25,7 +26,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import DEVICES_VERSION, LABEL_JOB, job_owner, jobs_path, pods_path
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.pools import unit_resource
-from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.readable import CLAIM, JOB, NODE, POD, POOL, check
 from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Reflector"]
@@ -35,6 +36,7 @@ _RESYNC_SECONDS = 300.0  # between two comparisons of the stores with fresh list
 _GATHER_SECONDS = 2.0  # after a watch has restarted: its list comes in pages, and other watches restart with it
 _MOST_GATHERED = 5
 _RETRY_SECONDS = 10.0
+_REPORT_SECONDS = 15.0  # from the list that has a change until a watch must have reported it
 _FILE_SECONDS = 5.0  # between two looks at the pool file, which the kubelet replaces within about a minute
 _NODES = "/api/v1/nodes"
 _POOLS = f"/apis/{API_VERSION}/devicepools"
@@ -54,6 +56,9 @@ class Reflector:
         wake_for_pool: called with the key of each job that names a changed pool.
         namespaces: namespaces of the managed jobs; empty: all.
         jitter: returns random numbers in [0, 1).
+
+    Attributes:
+        watches_lost: set when a watch reports nothing although there are changes, until the watches restart.
     """
 
     def __init__(
@@ -76,6 +81,13 @@ class Reflector:
         self._jitter = jitter
         self._accounting = PodAccounting(cluster.pods, cluster.ledger)
         self._relisted = threading.Event()
+        self._reports: Counter[str] = Counter()  # of watches so far, by plural
+        self._watches_stuck = False
+        self.watches_lost = threading.Event()
+
+    def trouble(self) -> str | None:
+        """Return why changes are noticed late, for a liveness probe; None if they are not."""
+        return "the watches do not restart" if self._watches_stuck else None
 
     # --- watches ------------------------------------------------------------------------------------------------------
 
@@ -99,6 +111,10 @@ class Reflector:
         """Take a DeviceClass, ResourceSlice or ResourceClaim that was added, changed or deleted."""
         self._take(kind, functools.partial(self._note_device, kind), item, gone)
 
+    def heard(self, plural: str) -> None:
+        """A watch has reported an object of this kind."""
+        self._reports[plural] += 1
+
     def listed(self) -> None:
         """A watch has restarted with a list, which does not contain what was deleted before."""
         self._relisted.set()
@@ -108,37 +124,60 @@ class Reflector:
     def run(self, stop: threading.Event) -> None:
         """Compare the stores with lists, periodically and after watches restart; call `listed` to end it."""
         while not stop.is_set():
-            self._relisted.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter()))
+            relisted = self._relisted.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter()))
             for _ in range(_MOST_GATHERED):
                 if self._relisted.is_set() and not stop.is_set():
                     self._relisted.clear()
                     stop.wait(_GATHER_SECONDS)
             if stop.is_set():
                 return
+            reports = self._reports.copy()
             try:
-                self.synchronize()
+                news = self.synchronize()
             except ApiError as error:
                 _LOG.warning("resync: %s; retrying in %.0f s", error, _RETRY_SECONDS)
                 stop.wait(_RETRY_SECONDS)
                 self._relisted.set()
+                continue
+            if not relisted:  # otherwise the watches have just restarted
+                self._watches_stuck = self.watches_lost.is_set()  # since the list before
+                self._judge_watches(news, reports, stop)
 
-    def synchronize(self) -> None:
-        """Compare the stores with fresh lists.
+    def synchronize(self) -> set[str]:
+        """Compare the stores with fresh lists, and return the kinds (plurals) of which watches report the same changes.
 
         Raises:
             ApiError: the API server does not answer.
         """
-        cluster = self._cluster
+        cluster, news = self._cluster, set[str]()
         if cluster.pool_file is None:
-            self._compare(cluster.nodes, [_NODES], self.node_seen)
-            self._compare(cluster.pools, [_POOLS], self.pool_seen)
+            news |= self._compare(cluster.nodes, [_NODES], self.node_seen)
+            news |= self._compare(cluster.pools, [_POOLS], self.pool_seen)
         else:
             self.read_pools()
         if cluster.devices is not None:
-            self._compare_devices(cluster.devices)
-        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # before the pods that they own
-        self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
+            news |= self._compare_devices(cluster.devices)
+        news |= self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # before the pods that they own
+        news |= self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
         self._pools.refresh()
+        return news
+
+    def _judge_watches(self, news: set[str], reports: Counter[str], stop: threading.Event) -> None:
+        """Let the watches restart if one of them has reported nothing since its kind has news.
+
+        A watch that works reports the same changes as the list, a little earlier or later.
+
+        Args:
+            news: kinds of which a list had changes.
+            reports: number of reports before that list.
+            stop: ends the wait for reports.
+        """
+        if news:
+            stop.wait(_REPORT_SECONDS)
+        silent = sorted(kind for kind in news if self._reports[kind] == reports[kind])
+        if silent and not self._relisted.is_set() and not stop.is_set():
+            _LOG.warning("watches of %s do not report changes that lists show; all watches restart", ", ".join(silent))
+            self.watches_lost.set()
 
     def follow_file(self, stop: threading.Event) -> None:
         """Look at the pool file until `stop` is set."""
@@ -163,31 +202,43 @@ class Reflector:
 
     def _compare(
         self, store: ObjectStore, paths: Iterable[str], seen: Callable[..., None], label_selector: str = ""
-    ) -> None:
-        """Take the objects of lists, except those that a watch has reported since the lists were requested."""
-        before = store.snapshot()
+    ) -> set[str]:
+        """Take the objects of lists, except those that a watch has reported since the lists were requested.
+
+        Returns:
+            The kind's plural if anything has changed.
+        """
+        before, changed, plural = store.snapshot(), False, ""
         listed: set[Key] = set()
         for path in paths:
+            plural = path.rpartition("/")[2]
             for item in self._cluster.api.each(path, label_selector=label_selector):
                 key = _key_of(item)
                 listed.add(key)
                 if store.get(*key) is before.get(key):
                     seen(item)
+                    changed |= store.get(*key) is not before.get(key)
         for key, known in before.items():
             if key not in listed and store.get(*key) is known:
                 seen(known, gone=True)
+                changed = True
+        return {plural} if changed else set()
 
-    def _compare_devices(self, devices: DeviceStores) -> None:
+    def _compare_devices(self, devices: DeviceStores) -> set[str]:
+        news = set[str]()
         try:
             for kind, plural in KINDS.items():
                 seen = functools.partial(self.device_seen, kind)
-                self._compare(devices.of(kind), [f"{_DEVICES}/{plural}"], seen)
+                found = self._compare(devices.of(kind), [f"{_DEVICES}/{plural}"], seen)
+                if kind != CLAIM or not self._namespaces:  # no watch reports claims of other namespaces
+                    news |= found
         except ApiError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
             devices.served = False
         else:
             devices.served = True
+        return news
 
     # --- stores -------------------------------------------------------------------------------------------------------
 

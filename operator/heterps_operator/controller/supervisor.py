@@ -122,14 +122,14 @@ class Supervisor:
             self._drop(key)
 
     def trouble(self) -> str | None:
-        """Return why jobs get no turns, for a liveness probe; None if they do."""
+        """Return why jobs get no turns, or late ones, for a liveness probe; None if they do."""
         dead = [thread.name for thread in self._threads if not thread.is_alive()]
         if dead:
             return f"threads have ended: {', '.join(dead)}"
         idle = self._cluster.clock() - self.last_turn
         if self.queue.depth() and idle > _STUCK_SECONDS:
             return f"{self.queue.depth()} jobs are due, and none was reconciled for {idle:.0f} s"
-        return None
+        return self.reflector.trouble()
 
     def wake_waiting(self) -> None:
         """Wake the jobs that wait for units outside the line. Other jobs notice free units in their next turn."""

@@ -35,7 +35,7 @@ _IDLE_SECONDS = 1.0  # lifetime of an idle task of kopf: it starts one for each 
 _HEALTHY_SECONDS = 120.0  # watches that last this long reset the count of failures
 _MOST_FAILURES = 8  # consecutive ones: two minutes
 _LONGEST_PAUSE_SECONDS = 30.0
-_STOP_SECONDS = 0.2  # between two checks of `stop`
+_STOP_SECONDS = 0.2  # between two checks of `stops`
 _LONGEST_STOP_SECONDS = 120.0  # kopf ends the process if its own end takes longer
 _LEFT_RUNNING = ("watcher for ", "stop-flag waiter")  # how the names of kopf's tasks begin that it does not end
 _REQUEST_SECONDS = 60.0  # of all requests but watches, as in the API server; a closed session may leave one unanswered
@@ -54,7 +54,8 @@ def watch(
     """Report every change of jobs, their pods, device pools, nodes and devices; return when `stop` is set.
 
     kopf fails at unexpected responses: an error other than 410, a truncated line, a lasting refusal. The watches are
-    then restarted, with growing pauses. If they fail repeatedly, the last error is raised.
+    then restarted, with growing pauses, as they are if the reflector finds that one of them reports nothing. If they
+    fail repeatedly, the last error is raised.
 
     Args:
         reflector: receives the changes.
@@ -83,29 +84,29 @@ def watch(
     async def _log_in(**_: Any) -> kopf.AiohttpSession:
         return _session_of(login())
 
-    def report(seen: Callable[..., None]) -> Callable[..., Any]:
-        async def handler(event: Any, **_: Any) -> None:
+    def follow(group: str, version: str, plural: str, seen: Callable[..., None]) -> None:
+        @kopf.on.event(group, version, plural, registry=registry, id=plural)
+        async def _report(event: Any, **_: Any) -> None:
+            reflector.heard(plural)
             seen(dict(event["object"]), gone=event["type"] == "DELETED")
             if event["type"] is None:  # from the list that precedes a watch
                 reflector.listed()
 
-        return handler
-
-    kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(reflector.job_seen))
-    kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(reflector.pod_seen))
+    follow(API_GROUP, _VERSION, "heterpsjobs", reflector.job_seen)
+    follow("", "v1", "pods", reflector.pod_seen)
     if cluster_scoped:
-        kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
-        kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
+        follow(API_GROUP, _VERSION, "devicepools", reflector.pool_seen)
+        follow("", "v1", "nodes", reflector.node_seen)
     group, version = DEVICES_VERSION.split("/")
     for kind, plural in KINDS.items() if devices else ():
-        seen = functools.partial(reflector.device_seen, kind)
-        kopf.on.event(group, version, plural, registry=registry, id=plural)(report(seen))
+        follow(group, version, plural, functools.partial(reflector.device_seen, kind))
 
     failures = 0
     while not stop.is_set():
-        began, failure = time.monotonic(), Exception("kopf returned")
+        began, failure = time.monotonic(), Exception("changes are not reported")
+        reflector.watches_lost.clear()
         try:
-            asyncio.run(_watch_once(registry, settings, namespaces, stop))
+            asyncio.run(_watch_once(registry, settings, namespaces, (stop, reflector.watches_lost)))
         except Exception as error:  # the operator cannot work without watches
             failure = error
         if stop.is_set():
@@ -217,14 +218,17 @@ class _NoProgress(kopf.ProgressStorage):
 
 
 async def _watch_once(
-    registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, namespaces: Sequence[str], stop: threading.Event
+    registry: kopf.OperatorRegistry,
+    settings: kopf.OperatorSettings,
+    namespaces: Sequence[str],
+    stops: Sequence[threading.Event],
 ) -> None:
-    """Run kopf until `stop` is set; raise its error if it fails."""
+    """Run kopf until one of `stops` is set; raise its error if it fails."""
     # kopf waits for a threading.Event in a thread that does not end when kopf itself fails.
     ended = asyncio.Event()
 
     async def follow() -> None:
-        while not stop.is_set():
+        while not any(stop.is_set() for stop in stops):
             await asyncio.sleep(_STOP_SECONDS)
         ended.set()
 

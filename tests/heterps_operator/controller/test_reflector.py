@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.stores.devices import DeviceStores
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.processes import process_text
@@ -203,3 +204,59 @@ def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
         assert phases(supervisor) == {}
     finally:
         supervisor.stop()
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_watches_that_do_not_report_what_lists_show_must_restart(
+    supervisor: Supervisor, lists: Lists, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    for name in ("_RESYNC_SECONDS", "_REPORT_SECONDS"):
+        monkeypatch.setattr(f"heterps_operator.controller.reflector.{name}", 0.01)
+    reflector, stop, listed = supervisor.reflector, threading.Event(), threading.Semaphore(0)
+
+    def change() -> None:
+        """Each list of pods has another one, which the watch may report as well."""
+        lists.items[PODS] = [pod(f"a{listed._value}")]
+        if reported:
+            reflector.heard("pods")
+        listed.release()
+
+    lists.meanwhile[PODS] = change
+    thread = threading.Thread(target=reflector.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert listed.acquire(timeout=20)
+        assert reported or reflector.watches_lost.wait(20)
+        assert reported is not reflector.watches_lost.is_set()
+    finally:
+        stop.set()
+        reflector.listed()
+        thread.join()
+
+
+@pytest.mark.parametrize(("namespaces", "news"), [((), {"resourceclaims"}), (("ml",), set[str]())])
+def test_no_watch_reports_claims_of_other_namespaces(
+    lists: Lists, tmp_path: Path, namespaces: tuple[str, ...], news: set[str]
+) -> None:
+    context = OperatorContext(cast("KubernetesApi", lists), tmp_path, devices=DeviceStores())
+    claim = {"metadata": {"name": "a", "namespace": "other", "uid": "a"}}
+    lists.items["/apis/resource.k8s.io/v1/resourceclaims"] = [claim]
+    reflector = Supervisor(context, namespaces=namespaces).reflector
+    assert reflector.synchronize() == news
+    assert reflector.synchronize() == set()
+
+
+def test_watches_that_do_not_restart_fail_the_liveness_probe(
+    supervisor: Supervisor, lists: Lists, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heterps_operator.controller.reflector._RESYNC_SECONDS", 0.01)
+    reflector, stop = supervisor.reflector, threading.Event()
+    lists.meanwhile[PODS] = stop.set
+    reflector.watches_lost.set()
+    reflector.run(stop)
+    assert reflector.trouble() == "the watches do not restart"
+    stop.clear()
+    reflector.watches_lost.clear()
+    reflector.run(stop)
+    assert reflector.trouble() is None

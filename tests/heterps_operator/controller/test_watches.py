@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,11 +131,16 @@ def test_neither_a_list_nor_a_watch_ends_at_an_object_that_nests_deeply() -> Non
 
 
 class _Api:
-    """An API server without objects. Its watches report nothing until they are told to fail."""
+    """An API server without objects. Its watches report what they are told to.
+
+    Attributes:
+        watched: plurals of the kinds that the operator watches.
+    """
 
     def __init__(self) -> None:
+        self.watched = {"heterpsjobs", "pods", "devicepools", "nodes"}
         self._opened: Counter[str] = Counter()  # watches so far, by plural
-        self._latest: dict[str, asyncio.Event] = {}  # ends the latest watch
+        self._latest: dict[str, asyncio.Queue[Json]] = {}  # events of the latest watch
         self._changed = asyncio.Condition()
         self._resources = {
             "api/v1": {"pods": True, "nodes": False, "namespaces": False},
@@ -161,30 +167,33 @@ class _Api:
     async def wait(self, number: int) -> None:
         """Wait until each kind has been watched so often."""
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self._opened) == 4 and min(self._opened.values()) == number)
+            await self._changed.wait_for(lambda: [self._opened[plural] for plural in self.watched] == [number] * 4)
+
+    def report(self, plural: str) -> None:
+        """Let a watch report an object."""
+        self._latest[plural].put_nowait({"type": "ADDED", "object": {"metadata": {"name": "a", "uid": "a"}}})
 
     def fail(self, plural: str) -> None:
         """Let a watch fail."""
-        self._latest[plural].set()
+        status = {"kind": "Status", "status": "Failure", "code": 500, "message": "cannot decode"}
+        self._latest[plural].put_nowait({"type": "ERROR", "object": status})
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        failing = self._latest[plural] = asyncio.Event()
+        events = self._latest[plural] = asyncio.Queue()
         async with self._changed:
             self._opened[plural] += 1
             self._changed.notify_all()
-        await failing.wait()
-        status = {"kind": "Status", "status": "Failure", "code": 500, "message": "cannot decode"}
-        await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        event: Json = {"type": None}
+        while event["type"] != "ERROR":
+            event = await events.get()
+            await response.write(json.dumps(event).encode() + b"\n")
         return response
 
 
-@pytest.mark.timeout(120)  # each failure hangs with a probability of one half or more without `_end_tasks`
-def test_a_watch_that_fails_does_not_hold_up_the_others(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
+def follow_script(supervisor: Supervisor, script: Callable[[_Api], Coroutine[Any, Any, None]]) -> None:
+    """Run a script while kopf watches an API server."""
     stop = threading.Event()
 
     async def run() -> None:
@@ -198,12 +207,52 @@ def test_a_watch_that_fails_does_not_hold_up_the_others(
             )
             watching.start()
             try:
-                for number, plural in enumerate(("nodes", "pods", "heterpsjobs", "devicepools", "nodes"), start=1):
-                    await api.wait(number)
-                    api.fail(plural)
-                await api.wait(6)
+                await script(api)
             finally:
                 stop.set()
             await asyncio.to_thread(watching.join)
 
     asyncio.run(run())
+
+
+@pytest.mark.timeout(120)  # each failure hangs with a probability of one half or more without `_end_tasks`
+def test_a_watch_that_fails_does_not_hold_up_the_others(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
+
+    async def script(api: _Api) -> None:
+        for number, plural in enumerate(("nodes", "pods", "heterpsjobs", "devicepools", "nodes"), start=1):
+            await api.wait(number)
+            api.fail(plural)
+        await api.wait(6)
+
+    follow_script(supervisor, script)
+
+
+def test_watches_that_report_nothing_restart(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
+
+    async def script(api: _Api) -> None:
+        await api.wait(1)
+        supervisor.reflector.watches_lost.set()
+        await api.wait(2)
+        assert not supervisor.reflector.watches_lost.is_set()
+
+    follow_script(supervisor, script)
+
+
+def test_what_watches_report_is_counted(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = set[str]()
+    monkeypatch.setattr(supervisor.reflector, "heard", heard.add)
+    for kind in ("job", "pod", "pool", "node"):
+        monkeypatch.setattr(supervisor.reflector, f"{kind}_seen", lambda *_, **__: None)
+
+    async def script(api: _Api) -> None:
+        await api.wait(1)
+        for plural in api.watched:
+            api.report(plural)
+        while heard != api.watched:
+            await asyncio.sleep(0.01)
+
+    follow_script(supervisor, script)
