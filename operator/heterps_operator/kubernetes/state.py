@@ -10,6 +10,7 @@ A state has two forms with the same documents: plain, and packed if it would be 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any
@@ -122,9 +123,9 @@ class StoredState:
                 data = unpack(data[_PACKED])
                 controller = _controller(data)
             memory = cls(
-                Status.from_json(json.loads(data["status.json"])),
-                Bill.from_json(json.loads(data["bill.json"])),
-                tuple(_process(item) for item in json.loads(data["processes.json"])),
+                Status.from_json(_parsed(data["status.json"])),
+                Bill.from_json(_parsed(data["bill.json"])),
+                tuple(_process(item) for item in _parsed(data["processes.json"])),
                 tuple(int(number) for number in controller["plans"]),
                 controller.get("spec"),
                 tuple(controller.get("pools") or ()),
@@ -205,7 +206,7 @@ def _controller(data: dict[str, str]) -> dict[str, Any]:
         NewerStateError: a later version wrote it.
         UnreadableError: its version is malformed.
     """
-    controller: dict[str, Any] = json.loads(data["controller.json"])
+    controller: dict[str, Any] = _parsed(data["controller.json"])
     version = controller.get("version", _PLAIN)
     _IS_VERSION(version, "state.version")
     if version > _VERSION:
@@ -224,6 +225,18 @@ def _process(item: dict[str, Any]) -> ProcessView:
     spec = dict(given.pop("spec"))
     given["last_lines"] = tuple(given.get("last_lines") or ())
     return ProcessView(process_from(spec), **known_fields(ProcessView, given))
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON. Python's parser takes NaN and Infinity, which JSON does not have, and makes 1e999 infinite."""
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"state: a number must be finite, is {text}")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -29,6 +29,16 @@ def memory() -> dict[str, str]:
     return StoredState(full_status(), Bill(), (view,), (1,), job()["spec"]).to_data()
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", sorted(memory()))
+def test_a_number_that_is_not_finite_is_damage(name: str, number: str) -> None:
+    data = memory()
+    text = data[name].replace("{", f'{{"later": {number}, ', 1)
+    with pytest.raises(ValueError, match=f"a number must be finite, is {number}"):
+        StoredState.from_data({**data, name: text})
+    StoredState.from_data({**data, name: text.replace(number, "1.5")})  # a field of a later version
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(memory()))
 def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
