@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -137,14 +137,15 @@ def mounted(folder: Path) -> None:
     seen: list[str] = []
     disk = Disk(folder / "point", folder / "files", 100, lambda sighting: seen.append(f"{sighting.op} {sighting.step}"))
     checkpoints = folder / "point" / "job" / "checkpoints"
-    names = {step: new_folder(step, 1) for step in (10, 20, 21, 30, 31, 40, 41, 100)}
+    names = {step: new_folder(step, 1) for step in (10, 20, 21, 30, 31, 39, 40, 41, 100)}
 
-    def save(step: int) -> None:
+    def save(step: int, written: Callable[[], None] = lambda: None) -> None:
         """Write a file as a checkpoint is written, from another thread than the one that serves the mount."""
         target = checkpoints / names[step] / "rows"
         target.parent.mkdir(parents=True)
         with target.with_name(".rows.partial").open("wb", buffering=0) as file:
             file.write(b"12345678")
+            written()
             os.fsync(file.fileno())
         target.with_name(".rows.partial").rename(target)
         assert target.read_bytes() == b"12345678"
@@ -154,7 +155,10 @@ def mounted(folder: Path) -> None:
     for kind, number in (("disk-full", errno.ENOSPC), ("disk-error", errno.EIO), ("disk-torn", errno.EIO)):
         step = {"disk-full": 20, "disk-error": 30, "disk-torn": 40}[kind]
         hit = Hit()
-        disk.disturb(kind, 0.0, 1, hit)
+        if kind == "disk-torn":  # no write of the checkpoint is left that it could tear
+            save(step - 1, lambda: disk.disturb("disk-torn", 0.0, 1, hit))  # noqa: B023  # is called at once
+        else:
+            disk.disturb(kind, 0.0, 1, hit)
         with pytest.raises(OSError, match=os.strerror(number)) as raised:
             save(step)
         assert raised.value.errno == number

@@ -77,7 +77,8 @@ class Disk:
         self._report(request)
         with self._lock:
             pause = 0.0
-            if self._affects(request):
+            # What is left of a checkpoint after its last write is not torn, so it must not count as the first one.
+            if self._kind != "disk-torn" and self._affects(request):
                 match self._kind:
                     case "disk-full" if request.op != "fsync":
                         self._hit.happened = True
