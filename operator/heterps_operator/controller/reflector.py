@@ -115,6 +115,11 @@ class Reflector:
         """A watch has reported an object of this kind."""
         self._reports[plural] += 1
 
+    def watches_restart(self) -> None:
+        """All watches restart, after one has failed or reported nothing."""
+        self.watches_lost.clear()
+        self._cluster.metrics.on_watch_restart()
+
     def listed(self) -> None:
         """A watch has restarted with a list, which does not contain what was deleted before."""
         self._relisted.set()

@@ -104,7 +104,6 @@ def watch(
     failures = 0
     while not stop.is_set():
         began, failure = time.monotonic(), Exception("changes are not reported")
-        reflector.watches_lost.clear()
         try:
             asyncio.run(_watch_once(registry, settings, namespaces, (stop, reflector.watches_lost)))
         except Exception as error:  # the operator cannot work without watches
@@ -117,6 +116,7 @@ def watch(
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         _LOG.warning("the watches failed (%s) and restart in %.0f s", failure, pause)
         stop.wait(pause)
+        reflector.watches_restart()
 
 
 async def _end_tasks(**_: Any) -> None:

@@ -74,11 +74,12 @@ _PLANNER = _operator("planner_seconds", "Duration of planning (histogram)", "met
 _REBALANCES = _operator("rebalances_total", "Batch divisions changed")
 _REQUESTS = _operator("api_requests_total", "Requests to the API server; code 0: no answer", "verb", "resource", "code")
 _REQUEST_SECONDS = _operator("api_request_seconds", "Duration of such a request (histogram)", "verb")
+_WATCHES = _operator("watch_restarts_total", "Restarts of all watches, after one failed or fell silent")
 _LEADER = _operator("leader", "1 if this replica is the active one")
 _BUILD = MetricSeries("heterps_build_info", ("version", "python"), "Always 1; labels name the running version")
 OPERATOR_SERIES = (
     _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _QUEUE_SECONDS, _PODS, _REPLANS, _PLANNER, _REBALANCES,
-    _REQUESTS, _REQUEST_SECONDS, _LEADER, _BUILD,
+    _REQUESTS, _REQUEST_SECONDS, _WATCHES, _LEADER, _BUILD,
 )  # fmt: skip
 
 _INFO = _job("info", "Always 1; labels name the goal and the method", "goal", "method")
@@ -188,6 +189,7 @@ class OperatorMetrics:
         self._rebalances = self._counter(_REBALANCES)
         self._requests = self._counter(_REQUESTS)
         self._request_seconds = self._histogram(_REQUEST_SECONDS, _TURN_BUCKETS)
+        self._watch_restarts = self._counter(_WATCHES)
         self._leader = self._gauge(_LEADER)
         self._gauge(_BUILD).labels(version, platform.python_version()).set(1)
         self._jobs, self._pools = _Rows(JOB_SERIES), _Rows(POOL_SERIES)
@@ -222,6 +224,10 @@ class OperatorMetrics:
         """Count a request to the API server."""
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb).observe(seconds)
+
+    def on_watch_restart(self) -> None:
+        """Count a restart of all watches."""
+        self._watch_restarts.inc()
 
     def watch_queue(self, depth: Callable[[], int]) -> None:
         """Call this for the depth of the queue whenever the metrics are read."""

@@ -238,6 +238,8 @@ def test_watches_that_report_nothing_restart(supervisor: Supervisor, monkeypatch
         supervisor.reflector.watches_lost.set()
         await api.wait(2)
         assert not supervisor.reflector.watches_lost.is_set()
+        registry = supervisor._cluster.metrics.registry
+        assert registry.get_sample_value("heterps_operator_watch_restarts_total") == 1
 
     follow_script(supervisor, script)
 

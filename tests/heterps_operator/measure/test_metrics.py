@@ -90,6 +90,13 @@ def test_pods_and_requests_are_counted_by_what_they_are() -> None:
     }
 
 
+def test_restarts_of_watches_are_counted() -> None:
+    metrics = make_metrics()
+    for _ in range(2):
+        metrics.on_watch_restart()
+    assert samples(metrics.registry)["heterps_operator_watch_restarts_total"] == {(): 2}
+
+
 def test_the_queue_is_asked_when_the_metrics_are_read() -> None:
     metrics, waiting = make_metrics(), [3]
     metrics.watch_queue(lambda: waiting[0])
