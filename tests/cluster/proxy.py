@@ -41,7 +41,7 @@ WRITES = (*REFUSALS, *UNANSWERED)
 WATCHES = ("watch cut", "watch gone", "watch ended")
 WATCH_ERRORS = 2  # limit of "watch error", which ends all watches of an operator
 KINDS = (*WRITES, *WATCHES, "watch error")
-WATCH_SECONDS = (2.0, 6.0)  # minimum and maximum time until a watch fails
+WATCH_SECONDS = (2.0, 6.0)
 RETRY_SECONDS = 1  # Retry-After of a 429
 PASSED_ON = ("Authorization", "Accept", "Content-Type", "User-Agent")
 
@@ -53,13 +53,16 @@ class Proxy:
         kubeconfig: kubeconfig of the API server.
         seed: seed of the faults.
         gap: maximum number of successful requests between two faults.
+        watch_seconds: minimum and maximum time until a watch fails.
 
     Attributes:
         injected: faults so far, by kind.
         created: objects that the API server has created, by path.
     """
 
-    def __init__(self, kubeconfig: Path, seed: int, gap: int = 10) -> None:
+    def __init__(
+        self, kubeconfig: Path, seed: int, gap: int = 10, watch_seconds: tuple[float, float] = WATCH_SECONDS
+    ) -> None:
         self._config: Json = yaml.safe_load(kubeconfig.read_text())
         [cluster] = self._config["clusters"]
         self._upstream = urlsplit(cluster["cluster"]["server"])
@@ -70,7 +73,9 @@ class Proxy:
         self._left = gap
         self._watch_errors = WATCH_ERRORS
         self._turns = {kinds: self._take_turns(kinds) for kinds in (READS, WRITES, WATCHES)}
+        self._watch_seconds = watch_seconds
         self._watches: set[socket.socket] = set()
+        self._silent: set[socket.socket] = set()
         self.injected: Counter[str] = Counter()
         self.created: Counter[str] = Counter()
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -122,7 +127,7 @@ class Proxy:
     def watch_fault(self) -> tuple[float, str]:
         """Return after how many seconds a watch fails, and how."""
         with self._lock:
-            seconds, kind = self._random.uniform(*WATCH_SECONDS), next(self._turns[WATCHES])
+            seconds, kind = self._random.uniform(*self._watch_seconds), next(self._turns[WATCHES])
             if kind == "watch ended" and self._watch_errors:
                 self._watch_errors -= 1
                 kind = "watch error"
@@ -138,6 +143,17 @@ class Proxy:
                 socket.socket.shutdown(upstream, socket.SHUT_RDWR)
         return len(watches)
 
+    def silence_watches(self) -> int:
+        """Let all watches that run report nothing from now on, without an end; return their number."""
+        with self._lock:
+            self._silent |= self._watches
+            return len(self._watches)
+
+    def is_silent(self, upstream: socket.socket) -> bool:
+        """Whether a watch reports nothing any more."""
+        with self._lock:
+            return upstream in self._silent
+
     @contextlib.contextmanager
     def watching(self, upstream: socket.socket) -> Iterator[None]:
         """Count a watch among those that run, for the duration of the context."""
@@ -148,6 +164,7 @@ class Proxy:
         finally:
             with self._lock:
                 self._watches.discard(upstream)
+                self._silent.discard(upstream)
 
     def broken_watch(self) -> str:
         """Return how a watch fails whose connection to the API server broke."""
@@ -269,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
                     fault = "watch ended"
                     break
                 lines, newline, rest = (rest + data).rpartition(b"\n")
-                if newline:
+                if newline and not self.proxy.is_silent(upstream):
                     self._chunk(lines + newline)
         self.proxy.note_fault(fault)
         match fault:

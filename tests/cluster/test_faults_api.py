@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import LASTING, assert_each_pod_was_made_once, held, small_job
+from tests.cluster.faults import (
+    LASTING,
+    assert_each_pod_was_made_once,
+    held,
+    only_pod,
+    small_job,
+    wait_for_successor,
+)
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
 from tests.cluster.operators import Operator
@@ -65,4 +73,28 @@ def test_an_api_server_that_fails_now_and_then_only_takes_time(
     assert_each_pod_was_made_once(job)
     twice = {path: count for path, count in proxy.created.items() if count > 1}
     assert twice == {}
+    assert_same_model(job.model(), expected_model)
+
+
+def test_watches_that_fall_silent_restart(
+    make_alone: Make, make_operator: MakeOperator, operator_kubeconfig: Path, tmp_path: Path, expected_model: Model
+) -> None:
+    with Proxy(operator_kubeconfig, seed=6, gap=10**9, watch_seconds=(600, 600)) as proxy:
+        program = (sys.executable, "-m", "tests.cluster.impatient_operator")
+        kubeconfig = proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig")
+        operator = make_operator("operator", *LASTING, program=program, kubeconfig=kubeconfig)
+        operator.start()
+        job = small_job(make_alone, "silent", units=2).submit()
+        job.wait_for_step(30)
+        with held(job):
+            assert "do not report" not in operator.story()
+            assert proxy.silence_watches() >= 4
+            for _ in range(2):  # what happens before the watches restart, and after it, is noticed
+                worker = only_pod(job, "worker")
+                job.kubectl("delete", "pod", worker["metadata"]["name"], "--wait=false")
+                operator.wait_until_it_says("do not report changes that lists show; all watches restart")
+                wait_for_successor(job, "worker", worker)
+        job.wait_for_phase("Succeeded")
+        assert operator.story().count("all watches restart") == 1
+        operator.stop()
     assert_same_model(job.model(), expected_model)
