@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from benchmarks._peers.programs.protocol import Task, run_steps, started_as
+from benchmarks._peers.programs.protocol import Task, end_process, run_steps, started_as
 from benchmarks._peers.programs.torch_parts import (
     Dense,
     Samples,
@@ -76,3 +76,4 @@ def main(task: Task, rank: int) -> None:
 if __name__ == "__main__":
     started, _, index = started_as()
     main(started, index)
+    end_process()

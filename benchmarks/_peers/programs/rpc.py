@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks._peers.programs.protocol import Task, run_steps, started_as
+from benchmarks._peers.programs.protocol import Task, end_process, run_steps, started_as
 from benchmarks._peers.programs.torch_parts import (
     Dense,
     Samples,
@@ -163,3 +163,4 @@ if __name__ == "__main__":
     from benchmarks._peers.programs import rpc as program
 
     program.main(*started_as())
+    end_process()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks._peers.programs.protocol import Batch, Task, run_steps, started_as
+from benchmarks._peers.programs.protocol import Batch, Task, end_process, run_steps, started_as
 from benchmarks._peers.programs.torch_parts import (
     Dense,
     dense_optimizer,
@@ -137,3 +137,4 @@ def main(task: Task, rank: int) -> None:
 if __name__ == "__main__":
     started, _, index = started_as()
     main(started, index)
+    end_process()
