@@ -175,10 +175,10 @@ class Reflector:
         Args:
             news: kinds of which a list had changes.
             reports: number of reports before that list.
-            stop: ends the wait for reports.
+            stop: set when the operator ends.
         """
         if news:
-            stop.wait(_REPORT_SECONDS)
+            self._relisted.wait(_REPORT_SECONDS)  # or until they restart by themselves
         silent = sorted(kind for kind in news if self._reports[kind] == reports[kind])
         if silent and not self._relisted.is_set() and not stop.is_set():
             _LOG.warning("watches of %s do not report changes that lists show; all watches restart", ", ".join(silent))

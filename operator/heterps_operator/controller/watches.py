@@ -103,13 +103,15 @@ def watch(
 
     failures = 0
     while not stop.is_set():
-        began, failure = time.monotonic(), Exception("changes are not reported")
+        began, failure = time.monotonic(), Exception("kopf returned")
         try:
             asyncio.run(_watch_once(registry, settings, namespaces, (stop, reflector.watches_lost)))
         except Exception as error:  # the operator cannot work without watches
             failure = error
         if stop.is_set():
             return
+        if reflector.watches_lost.is_set():
+            failure = Exception("changes are not reported")
         failures = failures + 1 if time.monotonic() - began < _HEALTHY_SECONDS else 1
         if failures > _MOST_FAILURES:
             raise failure

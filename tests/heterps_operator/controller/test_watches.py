@@ -87,6 +87,20 @@ def test_devices_are_watched_only_when_asked_for(
     assert watched == {("resource.k8s.io", "v1", kind) for kind in kinds}
 
 
+def test_neither_a_request_nor_the_end_of_kopf_may_take_minutes(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, found = threading.Event(), []
+
+    async def run(settings: kopf.OperatorSettings, **_: Any) -> None:
+        found.append((settings.networking.request_timeout, settings.process.ultimate_exiting_timeout))
+        stop.set()
+
+    monkeypatch.setattr(kopf, "operator", run)
+    watches.watch(supervisor.reflector, stop, namespaces=(), login=server)
+    assert found == [(60, 120)]
+
+
 def test_watches_that_fail_again_and_again_end_the_operator(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
