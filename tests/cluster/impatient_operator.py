@@ -14,7 +14,6 @@ from heterps_operator.controller import reflector
 def run() -> int:
     """Run `heterps` with these arguments."""
     reflector._RESYNC_SECONDS = 5.0
-    reflector._REPORT_SECONDS = 5.0
     return main()
 
 
