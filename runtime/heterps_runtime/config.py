@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from heterps_runtime.contract import RUN_CONFIG_VERSION, DenseExchange
+from heterps_runtime.contract import AUTO, RUN_CONFIG_VERSION, DenseExchange
 from heterps_runtime.errors import UserError
 from heterps_runtime.quantity import parse_bytes
 from heterps_runtime.versions import check_version
 
-__all__ = ["AUTO", "PoolConfig", "RunConfig", "SpillConfig"]
+__all__ = ["PoolConfig", "RunConfig", "SpillConfig"]
 
-AUTO = "Auto"  # precision
 Consistency = Literal["sync", "hybrid", "async"]
 
 
@@ -81,7 +80,8 @@ class RunConfig:
     keep_optimizer_state: bool = False  # begin with the optimizers' state of that job, too
     tables: tuple[dict[str, Any], ...] = ()  # model.tables: when their ids get rows and lose them
     allowed_precisions: tuple[str, ...] = ()  # empty: precision is not Auto
-    dense_exchange: DenseExchange = DenseExchange.PARAMETER_SERVER  # on CPU pools; plans say it for each stage
+    # On CPU pools; None: the planner chooses it. Plans say it for each stage.
+    dense_exchange: DenseExchange | None = DenseExchange.PARAMETER_SERVER
 
     @property
     def full_name(self) -> str:
@@ -90,8 +90,10 @@ class RunConfig:
 
     def all_reduces_on(self, pool: PoolConfig) -> bool:
         """Whether workers on a pool hold replicas of dense parameters; otherwise the servers hold the parameters."""
-        exchange = self.dense_exchange if pool.device_type == "CPU" else DenseExchange.of_pool(pool.device_type)
-        return exchange == DenseExchange.ALL_REDUCE
+        if pool.device_type != "CPU":
+            return DenseExchange.of_pool(pool.device_type) == DenseExchange.ALL_REDUCE
+        assert self.dense_exchange is not None, "the exchange is not chosen yet"
+        return self.dense_exchange == DenseExchange.ALL_REDUCE
 
     @property
     def num_classes(self) -> int | None:
@@ -232,7 +234,10 @@ class RunConfig:
             keep_optimizer_state=(model.get("initFrom") or {}).get("optimizerState") == "Keep",
             tables=tuple(model.get("tables", ())),
             code=spec.get("code"),
-            dense_exchange=DenseExchange(training.get("denseExchange", DenseExchange.PARAMETER_SERVER)),
+            dense_exchange=DenseExchange.of_job(
+                training.get("denseExchange", DenseExchange.PARAMETER_SERVER),
+                encrypted=spec.get("encryption") == "Required",
+            ),
         )
 
 

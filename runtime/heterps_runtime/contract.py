@@ -17,6 +17,7 @@ API_VERSION = f"{API_GROUP}/v1alpha1"
 # --- versions of documents that both sides read (docs/compatibility.md) -----------------------------------------------
 RUN_CONFIG_VERSION = 1
 PROFILE_VERSION = 1
+AUTO = "Auto"  # training.precision or training.denseExchange: the planner chooses
 
 # --- environment of every runtime process -----------------------------------------------------------------------------
 ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see heterps_runtime.config)
@@ -124,6 +125,16 @@ class DenseExchange(StrEnum):
     def of_pool(cls, device_type: str) -> DenseExchange:
         """The exchange on a pool where nothing else is said, as in plans of earlier releases."""
         return cls.PARAMETER_SERVER if device_type == "CPU" else cls.ALL_REDUCE
+
+    @classmethod
+    def of_job(cls, said: str, *, encrypted: bool) -> DenseExchange | None:
+        """The exchange of a job's stages on CPU pools by `training.denseExchange`; None: the planner chooses it.
+
+        An encrypted job has no choice, since an all-reduce is not encrypted.
+        """
+        if said != AUTO:
+            return cls(said)
+        return cls.PARAMETER_SERVER if encrypted else None
 
 
 def worker_name(stage: int, index: int) -> str:

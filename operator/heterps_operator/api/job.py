@@ -13,11 +13,9 @@ from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
-from heterps_runtime.contract import DenseExchange, Role
+from heterps_runtime.contract import AUTO, DenseExchange, Role
 
 __all__ = ["Balancing", "Elasticity", "FailureAction", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
-
-AUTO = "Auto"  # precision
 
 # Roles of processes by their names in the API.
 _ROLES = {"Coordinator": Role.COORDINATOR, "ParameterServer": Role.PS, "Worker": Role.WORKER, "Profiler": Role.PROFILE}
@@ -108,7 +106,8 @@ class JobSpec:
     micro_batches: int
     precision: str  # Auto: one of the next
     allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
-    dense_exchange: DenseExchange  # of stages on CPU pools
+    dense_exchange: DenseExchange | None  # of stages on CPU pools; None: the planner has yet to choose
+    any_exchange: bool  # denseExchange is Auto, and makes a difference
     goal: str  # train | plan (only plan) | profile (only measure)
     paused: bool
     epochs: int | None  # either epochs or steps is set
@@ -142,7 +141,19 @@ class JobSpec:
 
     def exchange_on(self, pool: PoolSpec) -> DenseExchange:
         """Return how workers on a pool exchange the gradients of dense parameters."""
-        return self.dense_exchange if pool.device_type == "CPU" else DenseExchange.of_pool(pool.device_type)
+        if pool.device_type != "CPU":
+            return DenseExchange.of_pool(pool.device_type)
+        assert self.dense_exchange is not None, "the planner has yet to choose"
+        return self.dense_exchange
+
+    @property
+    def chooses_exchange(self) -> bool:
+        """Whether the planner has yet to choose how stages on CPU pools exchange the gradients of dense parameters."""
+        return self.dense_exchange is None
+
+    def in_exchange(self, chosen: DenseExchange) -> JobSpec:
+        """Return the job with the exchange that was chosen for it, if there was a choice."""
+        return replace(self, dense_exchange=chosen) if self.any_exchange else self
 
     @property
     def chooses_precision(self) -> bool:
@@ -180,6 +191,9 @@ class JobSpec:
         policy, balancing, elasticity = spec["runPolicy"], spec["balancing"], spec["elasticity"]
         servers, cost = spec["parameterServer"], objective.get("maxCostPerHour")
         memory = servers.get("memoryLimit")
+        exchange = DenseExchange.of_job(training["denseExchange"], encrypted=spec["encryption"] == "Required")
+        if all(by_name[entry["name"]]["deviceType"] != "CPU" for entry in spec["pools"]):
+            exchange = exchange or DenseExchange.ALL_REDUCE  # that of all its stages
         return cls(
             name=job["metadata"]["name"],
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
@@ -187,7 +201,8 @@ class JobSpec:
             micro_batches=training["microBatches"],
             precision=training["precision"],
             allowed_precisions=tuple(training.get("allowedPrecisions", ())),
-            dense_exchange=DenseExchange(training["denseExchange"]),
+            dense_exchange=exchange,
+            any_exchange=exchange is None,
             goal=goal or ("plan" if spec["mode"] == "Plan" else "train"),
             paused=spec["paused"],
             epochs=training.get("epochs"),

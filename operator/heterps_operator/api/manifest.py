@@ -340,7 +340,7 @@ def _encryption_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Faul
         pool = pools[entry["name"]]
         exchange = DenseExchange.of_pool(pool["deviceType"])
         if pool["deviceType"] == "CPU":
-            exchange = DenseExchange(spec["training"]["denseExchange"])
+            exchange = DenseExchange.of_job(spec["training"]["denseExchange"], encrypted=True) or exchange
         one_worker = entry.get("maxUnits", pool["maxUnits"]) < 2 * pool["unitsPerPod"]
         if exchange != DenseExchange.ALL_REDUCE or one_worker:
             continue

@@ -27,13 +27,13 @@ from heterps_planner.plans.frontier import Frontier, frontier
 from heterps_planner.plans.machine import is_measured, share_cores
 from heterps_planner.plans.plan import NOTHING_FOUND, Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
-from heterps_planner.scenarios.precisions import choose_precision, has_precisions, read_problems
+from heterps_planner.scenarios.variants import Variant, choose_variant, read_problems
 from heterps_planner.scenarios.what_if import change, read_setting
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["plan"]
 
-Problems = dict[str, Problem]  # by precision, the most exact first; of one precision under ""
+Problems = dict[Variant, Problem]  # as `read_problems` returns them
 
 _PROBLEM_SECONDS = 120.0  # time limit for a problem file; as the default of a job's scheduling.timeoutSeconds
 
@@ -54,7 +54,7 @@ def plan(arguments: Namespace, programs: Programs) -> int:
         document, job, code = _document(arguments, programs, console)
         if document is None:
             return code
-        problems = read_problems(document) if has_precisions(document) else {"": Problem.from_json(document)}
+        problems = read_problems(document)
         arguments.cores = _shared_cores(next(iter(problems.values())), arguments, job, programs)
     limit = arguments.timeout or (job.planner_timeout_seconds if job is not None else None)
     if limit is None and problems and not arguments.compare and arguments.prices is None:
@@ -124,10 +124,10 @@ def _plan_one(problems: Problems, arguments: Namespace, job: JobSpec | None, sea
         from heterps_operator.cli.plans.pages import write_page
         from heterps_operator.page.plan_page import plan_page
         from heterps_operator.page.sections.reasons import Planned
-        from heterps_operator.terminal.explanation import describe_precisions
+        from heterps_operator.terminal.explanation import describe_selections
 
         name = _name(arguments, job)
-        planned = Planned(problem, found, explanation, whole, describe_precisions(found))
+        planned = Planned(problem, found, explanation, whole, tuple(describe_selections(found)))
         write_page(plan_page(name, planned, time.time()), arguments.html)
     if arguments.output == "table":
         from heterps_operator.terminal.explanation import render_plan
@@ -183,29 +183,27 @@ def _change(problem: Problem, settings: list[str]) -> Problem:
 
 
 def _chosen(problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search) -> Problem:
-    """Return the only problem, or that of the precision with the cheapest plan."""
-    return problems[""] if "" in problems else _solve(problems, arguments, job, search)[0]
+    """Return the only problem, or that of the variant with the cheapest plan."""
+    [*only] = problems.values()
+    return only[0] if len(only) == 1 else _solve(problems, arguments, job, search)[0]
 
 
 def _solve(
     problems: Problems, arguments: Namespace, job: JobSpec | None, search: Search
 ) -> tuple[Problem, Plan | Infeasible]:
-    """Solve the problem, or those of several precisions; return the one that was chosen, and its plan."""
-    if "" in problems:
-        return problems[""], _solve_one(problems[""], arguments, job, search, search.deadline)
-    found: dict[str, Plan | Infeasible] = {}
+    """Solve the problem of each variant; return the one that was chosen, and its plan."""
+    found: dict[Variant, Plan | Infeasible] = {}
     late: DeadlineError | None = None
-    for number, (name, problem) in enumerate(problems.items()):
+    for number, (variant, problem) in enumerate(problems.items()):
         try:
-            found[name] = _solve_one(problem, arguments, job, search, search.share(len(problems) - number))
+            found[variant] = _solve_one(problem, arguments, job, search, search.share(len(problems) - number))
         except DeadlineError as error:
             late = error
-            found[name] = Infeasible(arguments.method or "", NOTHING_FOUND, 0.0, str(error))
+            found[variant] = Infeasible(arguments.method or "", NOTHING_FOUND, 0.0, str(error))
     if late is not None and not any(one.feasible for one in found.values()):
         raise late
-    choice = choose_precision(problems, found)
-    chosen = choice.precision if isinstance(choice, Plan) else None
-    return problems[chosen or next(iter(problems))], choice
+    chosen, choice = choose_variant(problems, found)
+    return problems[chosen], choice
 
 
 def _solve_one(

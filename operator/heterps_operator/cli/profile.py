@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.display import Display, make_display
 from heterps_operator.terminal.refusal import write_refusal
 from heterps_operator.terminal.report import exit_code, render_failure
-from heterps_planner.scenarios.precisions import has_precisions
+from heterps_planner.scenarios.variants import EXCHANGES, PRECISIONS
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["measure", "profile"]
@@ -83,9 +84,17 @@ def measure(session: Session, display: Display, *, refresh: bool, machine: bool)
 
 def render_profile(problem: Json) -> RenderableType:
     """Render a problem's layers as tables: time per batch on one unit, and the share that more units reduce."""
-    if has_precisions(problem):
-        return Group(*(_layers(one, f"{name}: ") for name, one in problem["precisions"].items()))
-    return _layers(problem, "")
+    return Group(*(_layers(one, title) for title, one in _variants(problem, "")))
+
+
+def _variants(problem: Json, title: str) -> Iterator[tuple[str, Json]]:
+    """The problems of a file, with titles."""
+    key = next((key for key in (PRECISIONS, EXCHANGES) if key in problem), None)
+    if key is None:
+        yield title, problem
+        return
+    for name, one in problem[key].items():
+        yield from _variants(one, f"{title}{name}: ")
 
 
 def _layers(problem: Json, precision: str) -> Table:

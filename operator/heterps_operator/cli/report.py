@@ -16,6 +16,7 @@ from heterps_operator.cli.options.plan import PAGES, check_target
 from heterps_operator.cli.plans.pages import write_page
 from heterps_operator.cli.plans.reasons import find_reasons
 from heterps_operator.cli.session import JOB_FILES
+from heterps_operator.control.choices import as_chosen
 from heterps_operator.control.problem import build_problem
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, ManifestError, UsageError
@@ -24,6 +25,7 @@ from heterps_operator.local.workspace import Workspace, work_directory
 from heterps_operator.page.report_page import report_page
 from heterps_operator.page.sections.reasons import Planned
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.selection import describe_selection
 from heterps_operator.state.status import Status
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.report import build_report
@@ -100,7 +102,7 @@ def _on_this_machine(arguments: Namespace) -> _Job:
     if missing := [pool.name for pool in spec.pools if pool.name not in profiles]:
         problem = f"there is no profile of pool {', '.join(missing)}"
     else:
-        problem = _problem(spec.in_precision(status.chosen_precision), profiles)
+        problem = _problem(as_chosen(spec, status), profiles)
     return _Job(spec, status, bill, problem, str(folder), str(workspace.path / "logs"))
 
 
@@ -141,5 +143,6 @@ def _planned(job: _Job) -> Planned | str:
     whole = frontier(
         replace(found.free_problem, min_samples_per_second=0.0), _MOST_POINTS, lambda: time.monotonic() >= deadline
     )
-    precision = "" if job.status.choice is None else job.status.choice.describe()
-    return Planned(found.problem, found.plan, found.explanation, whole, precision)
+    chosen = (("precision", job.status.choice), ("dense exchange", job.status.plan.dense_exchange))
+    selections = tuple((title, describe_selection(selection)) for title, selection in chosen if selection is not None)
+    return Planned(found.problem, found.plan, found.explanation, whole, selections)

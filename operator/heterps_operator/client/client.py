@@ -25,6 +25,7 @@ from heterps_operator.client.logs import LogLine, read_logs
 from heterps_operator.client.manifests import Submission, read_submission
 from heterps_operator.client.views import EventView, JobView, PlanView, read_time
 from heterps_operator.client.watching import watch_object
+from heterps_operator.control.choices import as_chosen
 from heterps_operator.control.problem import build_problem
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError
@@ -267,7 +268,7 @@ class HeterPSClient:
             raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         prices = {pool: Decimal(price) for pool, price in memory.status.prices.items()}  # that the operator has found
-        return build_problem(spec.priced(prices).in_precision(memory.status.chosen_precision), profiles)
+        return build_problem(as_chosen(spec.priced(prices), memory.status), profiles)
 
     def events(self, name: str) -> tuple[EventView, ...]:
         """Return the events of a job and its pods, the oldest first; clusters keep events for about an hour."""

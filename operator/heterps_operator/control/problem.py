@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from heterps_operator.api.job import JobSpec, PoolSpec
@@ -22,7 +23,7 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import choice_of
-from heterps_planner.scenarios.precisions import has_precisions
+from heterps_planner.scenarios.variants import EXCHANGES, PRECISIONS
 from heterps_planner.search.points import cost_rate
 from heterps_runtime.contract import PROFILE_VERSION, DenseExchange, ServersDocument
 
@@ -80,18 +81,16 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         restart_seconds: measured, of a start from a checkpoint; None: the planner's default counts.
 
     Returns:
-        The problem; one for each allowed precision if the planner has yet to choose.
+        The problem; one for each variant if the planner has yet to choose.
 
     Raises:
-        ValueError: the profiles do not describe the same layers or the same batch, lack a precision, or are of a newer
+        ValueError: the profiles do not describe the same layers or the same batch, lack a variant, or are of a newer
             runtime.
     """
-    if job.chooses_precision:
-        one = {
-            name: build_problem(job.in_precision(name), profiles, restart_seconds) for name in job.allowed_precisions
-        }
-        return {"version": 1, "precisions": one}
-    profiles = {pool.name: _of_precision(job, pool.name, profiles[pool.name]) for pool in job.pools}
+    if several := _variants(job):
+        key, jobs = several
+        return {"version": 1, key: {name: build_problem(one, profiles, restart_seconds) for name, one in jobs.items()}}
+    profiles = {pool.name: _of_variant(job, pool, profiles[pool.name]) for pool in job.pools}
     first_pool = job.pools[0].name
     first = profiles[first_pool]
     names = [layer["name"] for layer in first["layers"]]
@@ -150,26 +149,18 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
         job: what is to be planned.
 
     Returns:
-        The problem; one for each allowed precision if the planner has yet to choose.
+        The problem; one for each variant if the planner has yet to choose.
 
     Raises:
-        ProblemError: the problem does not know a pool of the job, or a precision.
+        ProblemError: the problem does not know a pool of the job, or a variant.
     """
-    if job.chooses_precision:
-        one = {name: adapt_problem(problem, job.in_precision(name)) for name in job.allowed_precisions}
-        return {"version": 1, "precisions": one}
-    if has_precisions(problem):
-        known = problem["precisions"]
-        if not isinstance(known, dict) or job.precision not in known:
-            text = (
-                f"lacks {job.precision}, which the job computes in; measure the job with heterps profile JOB --to FILE"
-            )
-            raise ProblemError("problem.precisions", text)
-        problem = known[job.precision]
-    elif job.allowed_precisions:
-        text = "is missing: the file is of one precision, and the job allows"
-        text = f"{text} {', '.join(job.allowed_precisions)}; measure the job with heterps profile JOB --to FILE"
-        raise ProblemError("problem.precisions", text)
+    if several := _variants(job):
+        key, jobs = several
+        return {"version": 1, key: {name: adapt_problem(problem, one) for name, one in jobs.items()}}
+    among = f"of one precision, and the job allows {', '.join(job.allowed_precisions)}"
+    problem = _part(problem, PRECISIONS, job.precision, among if job.allowed_precisions else "")
+    both = "of one exchange of dense gradients, and the job allows each"
+    problem = _part(problem, EXCHANGES, job.dense_exchange or "", both if job.any_exchange else "")
     measured = {pool.get("name"): pool for pool in problem.get("pools") or () if isinstance(pool, dict)}
     pools = []
     for pool in job.pools:
@@ -239,21 +230,66 @@ def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
 
 
 def _measurements(profile: Json) -> list[tuple[str, Json]]:
-    """The measurements of a profile: one, or one of each precision, with words for messages."""
-    if "precisions" not in profile:
-        return [("", profile)]
-    return [(f" in {name}", measured) for name, measured in profile["precisions"].items()]
+    """The measurements of a profile: one, or one of each variant, with words for messages."""
+    for key, word in ((PRECISIONS, "in"), (EXCHANGES, "with")):
+        if key in profile:
+            parts: dict[str, Json] = profile[key]
+            return [
+                (f" {word} {name}{where}", measured)
+                for name, part in parts.items()
+                for where, measured in _measurements(part)
+            ]
+    return [("", profile)]
 
 
-def _of_precision(job: JobSpec, pool: str, profile: Json) -> Json:
-    """The part of a pool's profile that was measured in the job's precision."""
-    if not job.allowed_precisions:
-        return profile
-    measured: Json = profile.get("precisions", {})
-    if job.precision not in measured:
-        raise ValueError(f"profile of pool {pool}: was not measured in {job.precision}; measure it again")
-    found: Json = measured[job.precision]
-    return found
+def _variants(job: JobSpec) -> tuple[str, dict[str, JobSpec]] | None:
+    """The next choice of the planner: its key in problem files, and the job with each answer; None: it has none."""
+    if job.chooses_precision:
+        return PRECISIONS, {name: job.in_precision(name) for name in job.allowed_precisions}
+    if job.chooses_exchange:
+        return EXCHANGES, {exchange.value: job.in_exchange(exchange) for exchange in DenseExchange}
+    return None
+
+
+def _of_variant(job: JobSpec, pool: PoolSpec, profile: Json) -> Json:
+    """The part of a pool's profile that was measured in the job's variant.
+
+    Raises:
+        ValueError: it was not measured.
+    """
+    wanted = [(PRECISIONS, "in", job.precision)] if job.allowed_precisions else []
+    if job.any_exchange and pool.device_type == "CPU":
+        wanted.append((EXCHANGES, "with", str(job.exchange_on(pool))))
+    for key, word, name in wanted:
+        measured: Json = profile.get(key, {})
+        if name not in measured:
+            raise ValueError(f"profile of pool {pool.name}: was not measured {word} {name}; measure it again")
+        profile = measured[name]
+    return profile
+
+
+def _part(problem: Json, key: str, name: str, one: str) -> Json:
+    """The part of a problem file for the job's variant.
+
+    Args:
+        problem: the file's content, with a part for each name under the key, or of one variant.
+        key: as in the file.
+        name: of the job's variant.
+        one: what is wrong with a file of one variant; empty: nothing.
+
+    Raises:
+        ProblemError: there is no part for it.
+    """
+    fix = "measure the job with heterps profile JOB --to FILE"
+    if key not in problem:
+        if one:
+            raise ProblemError(f"problem.{key}", f"is missing: the file is {one}; {fix}")
+        return problem
+    known = problem[key]
+    if not isinstance(known, dict) or not isinstance(known.get(name), dict):
+        raise ProblemError(f"problem.{key}", f"lacks {name}, which the job trains with; {fix}")
+    part: Json = known[name]
+    return part
 
 
 def _times(layer: Json) -> dict[str, Any]:
@@ -364,8 +400,9 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     }
     if training.get("allowedPrecisions"):
         key["precisions"] = sorted(training["allowedPrecisions"])
-    if training.get("denseExchange") == DenseExchange.ALL_REDUCE and manifest["deviceType"] == "CPU":
-        key["denseExchange"] = DenseExchange.ALL_REDUCE
+    exchange = training.get("denseExchange") or DenseExchange.PARAMETER_SERVER
+    if exchange != DenseExchange.PARAMETER_SERVER and manifest["deviceType"] == "CPU":
+        key["denseExchange"] = exchange
     if data.get("tensors"):
         key["tensors"] = data["tensors"]
     if data.get("access") == "Streamed":  # whole steps were measured with what reading takes
@@ -392,10 +429,6 @@ _SHAPE = fields(
     required=("version", "batchSize", "samples", "layers"),
 )
 _PLAIN = plain(_MOST_LEVELS)
-_SEVERAL = fields(
-    {"version": number(1, 2**31 - 1), "precisions": table(_SHAPE)},
-    required=("version", "precisions"),
-)
 
 
 def check_profile(document: Any, path: str = "") -> None:
@@ -408,13 +441,18 @@ def check_profile(document: Any, path: str = "") -> None:
     Raises:
         UnreadableError: the profile is malformed, or has more layers than a planner takes.
     """
-    if not isinstance(document, Mapping) or "precisions" not in document:
-        _SHAPE(document, path)
-        _PLAIN(document, path)
-        return
-    _SEVERAL(document, path)
-    for name, measured in document["precisions"].items():
-        _PLAIN(measured, f"{path}.precisions.{name}" if path else f"precisions.{name}")
+    _check(document, path, (PRECISIONS, EXCHANGES))
+
+
+def _check(document: Any, path: str, keys: Sequence[str]) -> None:
+    """Check a profile that may have a part for each name under the first of the keys that it has."""
+    for i, key in enumerate(keys):
+        if isinstance(document, Mapping) and key in document:
+            part = partial(_check, keys=keys[i + 1 :])
+            fields({"version": number(1, 2**31 - 1), key: table(part)}, required=("version", key))(document, path)
+            return
+    _SHAPE(document, path)
+    _PLAIN(document, path)
 
 
 def is_profile(document: Any) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import reporting, termination
+from heterps_operator.control.choices import as_chosen
 from heterps_operator.control.disruptions import failures, liveness
 from heterps_operator.control.disruptions.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.disruptions.departures import judge_departures
@@ -28,6 +29,7 @@ from heterps_operator.control.queueing.waiting_line import covers
 from heterps_operator.control.tuning import elasticity, rebalancing
 from heterps_operator.control.tuning.adoption import adopt_changed_plan
 from heterps_operator.state.plan import JobPlan, PlanOutcome
+from heterps_operator.state.selection import describe_selection
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
     Action,
@@ -42,6 +44,7 @@ from heterps_operator.state.values import (
     StopProcess,
     SubmitPlan,
 )
+from heterps_planner.plans.selection import Selection
 from heterps_runtime.contract import JobPhase, Role
 
 __all__ = ["reconcile"]
@@ -66,7 +69,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         return Decision(before, quota.give_back(job, observed, before))
     now = observed.time
     status = before if before.started is not None else replace(before, started=now, phase_since=now)
-    job = job.in_precision(before.chosen_precision)
+    job = as_chosen(job, before)
     process = observed.process(COORDINATOR)
     if process is None or not failures.is_current(process, status):
         observed = replace(observed, coordinator=None)  # a coordinator of the past
@@ -215,10 +218,12 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
         return _judge_refusal(job, observed, status, outcome)
     reason = "Replanned" if status.plan_revision else "PlanComputed"
     status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason)
-    status = replace(status, judged_prices={}, offer=None, claim={}, claim_precision="", refused_with={})
+    status = replace(status, judged_prices={}, offer=None, claim={}, refused_with={})
+    status = replace(status, claim_precision="", claim_exchange="")
     message = f"plan {status.plan_revision} by {plan.method}: {plan.summary}"
-    if plan.precision is not None:
-        message = f"{message}; precision {plan.precision.describe()}"
+    for word, selection in (("precision", plan.precision), ("dense exchange", plan.dense_exchange)):
+        if selection is not None:
+            message = f"{message}; {word} {describe_selection(selection)}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
         return _reach(status, Phase.PLANNED, now), ()
@@ -243,8 +248,8 @@ def _judge_refusal(
         status = replace(status, refused_with=asked)
     if plan is not None and asked in ({}, most):
         within = all(number <= most.get(pool, number) for pool, number in plan.units.items())
-        precision = "" if plan.precision is None else plan.precision.name
-        status = replace(status, possible=True, claim=dict(plan.units) if within else {}, claim_precision=precision)
+        status = replace(status, possible=True, claim=dict(plan.units) if within else {})
+        status = replace(status, claim_precision=_name(plan.precision), claim_exchange=_name(plan.dense_exchange))
     if plan is None and (not asked or (room == job and covers(asked, free)) or (not refused and asked == free)):
         if outcome.refusal is not None:
             status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
@@ -322,7 +327,8 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
 def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
     """Keep the plan's processes running, and the batch divided well."""
     if status.precision is None and plan.precision is not None:  # from now on, the job computes in no other one
-        status, job = replace(status, precision=plan.precision), job.in_precision(plan.precision.name)
+        status = replace(status, precision=plan.precision)
+    job = as_chosen(job, status)
     now, view, wanted = observed.time, observed.coordinator, members(job, plan)
     in_use = "" if observed.capacity.fits(plan.units) else waiting.in_use(job, observed, tuple(plan.units))
     status, admitted, actions = quota.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
@@ -397,6 +403,10 @@ def _stop_dropped(
         if p.running and p.spec.role in (Role.WORKER, Role.PS) and p.name not in names and not p.stopping
         if view.member(p.name) is None
     )
+
+
+def _name(selection: Selection | None) -> str:
+    return "" if selection is None else selection.name
 
 
 def _reach(status: Status, outcome: Phase, now: float) -> Status:

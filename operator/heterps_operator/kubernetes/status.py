@@ -132,7 +132,11 @@ def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
         "reason": status.plan_reason,
         "method": plan.method[:32],
         "summary": plan.summary[:_LONGEST_SUMMARY],
-        "stages": [{key: getattr(stage, key) for key in keys} for stage in plan.stages],
+        "stages": [
+            {key: getattr(stage, key) for key in keys}
+            | ({"denseExchange": stage.denseExchange} if stage.denseExchange else {})
+            for stage in plan.stages
+        ],
     }
     if plan_config:
         found["configMapName"] = plan_config

@@ -8,9 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 from heterps_operator.documents import Json
-from heterps_operator.state.precision import ChosenPrecision
 from heterps_planner.plans.plan import Machine
-from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument, ps_name, worker_name
+from heterps_planner.plans.selection import Selection
+from heterps_runtime.contract import DenseExchange, PlanDocument, ServersDocument, StageDocument, ps_name, worker_name
 
 __all__ = ["BY_HAND", "JobPlan", "PlanOutcome", "Refusal"]
 
@@ -31,6 +31,7 @@ class JobPlan:
         seconds: planning time.
         machine: the machine whose cores all processes share; None on a cluster.
         precision: if it was chosen with this plan.
+        dense_exchange: the same, of the gradients of stages on CPU pools.
     """
 
     document: Json
@@ -41,7 +42,8 @@ class JobPlan:
     cost_per_hour: float | None = None
     seconds: float = 0.0
     machine: Machine | None = None
-    precision: ChosenPrecision | None = None
+    precision: Selection | None = None
+    dense_exchange: Selection | None = None
 
     @classmethod
     def from_json(cls, document: Json) -> JobPlan:
@@ -66,7 +68,8 @@ class JobPlan:
                 cost_per_hour=_number(document.get("costPerHour")),
                 seconds=_number(document.get("seconds")) or 0.0,
                 machine=None if machine is None else Machine.from_json(machine),
-                precision=ChosenPrecision.of_plan(document),
+                precision=Selection.of_plan(document, "precision", "precisions"),
+                dense_exchange=Selection.of_plan(document, "denseExchange", "denseExchanges"),
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error
@@ -83,6 +86,12 @@ class JobPlan:
         for stage in self.stages:
             units[stage.pool] = units.get(stage.pool, 0) + stage.units
         return units
+
+    @property
+    def exchange_on_cpus(self) -> DenseExchange:
+        """How stages on CPU pools exchange gradients of dense parameters: only what is unusual there is said."""
+        all_reduces = any(stage.denseExchange == DenseExchange.ALL_REDUCE for stage in self.stages)
+        return DenseExchange.ALL_REDUCE if all_reduces else DenseExchange.PARAMETER_SERVER
 
     @property
     def pods(self) -> tuple[int, ...]:

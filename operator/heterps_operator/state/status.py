@@ -15,10 +15,11 @@ from heterps_operator.documents import Json, known_fields
 from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.precision import ChosenPrecision
+from heterps_operator.state.selection import restore_selection
 from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import FloorMoves, Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
+from heterps_planner.plans.selection import Selection
 
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Relayed", "Status"]
 
@@ -130,7 +131,7 @@ class Status:
     plan: JobPlan | None = None  # the plan that is carried out
     plan_revision: int = 0
     plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged, Redivided
-    precision: ChosenPrecision | None = None  # of `training.precision: Auto`, since a plan was first carried out
+    precision: Selection | None = None  # of `training.precision: Auto`, since a plan was first carried out
     history: tuple[PlanRecord, ...] = ()  # of the plans so far, the oldest first
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
@@ -138,6 +139,7 @@ class Status:
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
     claim: Mapping[str, int] = field(default_factory=dict)  # by pool: units of the plan that it would have alone
     claim_precision: str = ""  # that the planner chose with this plan; empty: it had no choice
+    claim_exchange: str = ""  # the same, of dense gradients on CPU pools
     waiting_since: float | None = None  # it was first refused units for this plan
     crowded: Mapping[str, int] = field(default_factory=dict)  # by pool: units that found room when others did not
     crowded_since: float = 0.0
@@ -178,7 +180,7 @@ class Status:
     result: Json | None = None  # the coordinator's last status
 
     @property
-    def choice(self) -> ChosenPrecision | None:
+    def choice(self) -> Selection | None:
         """The precision that the job keeps, or that its plan would give it; None: there is none yet, or no choice."""
         return self.precision or (None if self.plan is None else self.plan.precision)
 
@@ -254,7 +256,9 @@ class Status:
 
     def without_questions(self) -> Status:
         """The status of a job whose earlier questions to the planner do not count any more."""
-        return replace(self, planned_with={}, refused_with={}, possible=False, claim={}, claim_precision="")
+        return replace(
+            self, planned_with={}, refused_with={}, possible=False, claim={}, claim_precision="", claim_exchange=""
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""
@@ -298,7 +302,7 @@ def _series(value: Json) -> ThroughputSeries:
 # Fields that JSON does not restore by itself.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "plan": JobPlan.from_json,
-    "precision": ChosenPrecision.from_json,
+    "precision": restore_selection,
     "history": lambda value: tuple(PlanRecord(**known_fields(PlanRecord, item)) for item in value),
     "outcome": Phase,
     "conditions": lambda value: tuple(Condition(**known_fields(Condition, item)) for item in value),

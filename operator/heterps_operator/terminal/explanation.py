@@ -8,7 +8,7 @@ from rich.text import Text
 
 from heterps_operator.control.machine import describe_cores, describe_shortage
 from heterps_operator.formatting import format_duration, format_money, format_rate
-from heterps_operator.state.precision import ChosenPrecision
+from heterps_operator.state.selection import describe_selection
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.plan import Plan
@@ -18,8 +18,8 @@ __all__ = [
     "describe_contributions",
     "describe_interruptions",
     "describe_margin",
-    "describe_precisions",
     "describe_proof",
+    "describe_selections",
     "describe_shadow_prices",
     "render_plan",
 ]
@@ -62,8 +62,8 @@ def render_plan(
     if plan.machine is not None:
         shortage = describe_shortage(plan.machine, plan.throughput, problem.min_samples_per_second)
         summary.add_row("machine", shortage or describe_cores(plan.machine))
-    if precisions := describe_precisions(plan):
-        summary.add_row("precision", precisions)
+    for title, sentence in describe_selections(plan):
+        summary.add_row(title, sentence)
     if plan.robust is not None:
         summary.add_row("margin", describe_margin(plan, without_margin))
     summary.add_row("limited by", describe_bottleneck(explanation))
@@ -89,10 +89,10 @@ def describe_interruptions(problem: Problem, plan: Plan) -> str:
     return f"{units:.3g} per hour are expected to cost {plan.lost_time:.2%} of the time and {format_money(lost)}"
 
 
-def describe_precisions(plan: Plan) -> str:
-    """Describe the choice of the precision, with the figures of each; empty: there was none."""
-    choice = ChosenPrecision.of_plan(plan.to_json())
-    return "" if choice is None else choice.describe()
+def describe_selections(plan: Plan) -> list[tuple[str, str]]:
+    """Describe what was chosen, with the figures of each candidate; one title and sentence per choice."""
+    chosen = (("precision", plan.precision), ("dense exchange", plan.dense_exchange))
+    return [(title, describe_selection(selection)) for title, selection in chosen if selection is not None]
 
 
 def describe_proof(plan: Plan) -> str:

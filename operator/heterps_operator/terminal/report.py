@@ -18,7 +18,9 @@ from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
+from heterps_operator.state.selection import describe_selection
 from heterps_operator.state.status import Phase, Status
+from heterps_planner.plans.selection import Selection
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["build_report", "exit_code", "render_failure", "render_report"]
@@ -55,7 +57,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
     """
     result: Json = status.result or {}
     plan: Json = {} if status.plan is None else status.plan.document
-    choice = status.choice
+    exchange = None if status.plan is None else status.plan.dense_exchange
     failure = status.failure
     return {
         "version": 1,
@@ -83,7 +85,8 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
             "floorSamplesPerSecond": job.min_samples_per_second,
         },
         "plan": plan or None,
-        "precision": None if choice is None else {"name": choice.name, "reason": choice.describe()},
+        "precision": _chosen(status.choice),
+        "denseExchange": _chosen(exchange),
         "bill": bill.to_json(),
         "predictedCost": plan.get("cost"),
         "model": result.get("model"),
@@ -92,6 +95,10 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
         "conditions": [condition.to_json() for condition in status.conditions],
         "logs": logs,
     }
+
+
+def _chosen(selection: Selection | None) -> Json | None:
+    return None if selection is None else {"name": selection.name, "reason": describe_selection(selection)}
 
 
 def render_report(report: Json, job_path: str) -> RenderableType:
@@ -171,8 +178,9 @@ def _facts(report: Json) -> Table:
         table.add_row("plan", Text(plan.summary))
         if shortage := describe_shortage(plan.machine, plan.throughput, throughput["floorSamplesPerSecond"]):
             table.add_row("machine", Text(shortage))
-    if report["precision"]:
-        table.add_row("precision", Text(report["precision"]["reason"]))
+    for title, chosen in (("precision", report["precision"]), ("dense exchange", report["denseExchange"])):
+        if chosen:
+            table.add_row(title, Text(chosen["reason"]))
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])
         table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")

@@ -16,6 +16,7 @@ import numpy as np
 from heterps_planner.model.cost_model import FLOOR_TOLERANCE, cost_of_training, price_per_hour
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments
+from heterps_planner.plans.selection import Selection
 from heterps_planner.plans.task import Learned
 from heterps_planner.search.limits import ShadowPrices
 from heterps_planner.search.path import Stage
@@ -26,7 +27,6 @@ __all__ = [
     "MEMORY_EXCEEDED",
     "NOTHING_FOUND",
     "THROUGHPUT_FLOOR_UNREACHABLE",
-    "Candidate",
     "Contributions",
     "Infeasible",
     "Machine",
@@ -146,24 +146,6 @@ class Contributions:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The cheapest plan in one precision, for a job that may compute in several (`scenarios.precisions`)."""
-
-    precision: str
-    throughput: float | None = None  # samples per second, predicted; None, as the next two: there is no plan
-    cost_per_hour: float | None = None  # dollars
-    cost: float | None = None  # dollars for all samples
-    message: str = ""  # why there is no plan
-
-    def to_json(self) -> dict[str, Any]:
-        """The part of a plan file."""
-        if self.cost is None:
-            return {"name": self.precision, "message": self.message}
-        figures = {"throughput": self.throughput, "costPerHour": self.cost_per_hour, "cost": self.cost}
-        return {"name": self.precision, **figures}
-
-
-@dataclass(frozen=True)
 class Plan:
     """A schedule with its provision, its price and its optimality gap."""
 
@@ -183,8 +165,8 @@ class Plan:
     machine: Machine | None = None  # if set, throughput and cost are those that this machine's cores allow
     learned: Contributions | None = None  # if a method with a policy found it
     lost_time: float = 0.0  # seconds that interruptions are expected to cost per second of training
-    precision: str | None = None  # if it was chosen among several
-    candidates: tuple[Candidate, ...] = ()  # these, the most exact first
+    precision: Selection | None = None  # if it was chosen among several
+    dense_exchange: Selection | None = None  # of stages on CPU pools, if it was chosen
     seconds: float = 0.0  # planning time
     feasible: bool = field(default=True, init=False)
 
@@ -211,7 +193,9 @@ class Plan:
         if not self.limits_examined:
             document["limitsExamined"] = False
         if self.precision is not None:
-            document |= {"precision": self.precision, "precisions": [one.to_json() for one in self.candidates]}
+            document |= self.precision.to_json("precision", "precisions")
+        if self.dense_exchange is not None:
+            document |= self.dense_exchange.to_json("denseExchange", "denseExchanges")
         optional = {"robust": self.robust, "machine": self.machine, "learned": self.learned}
         return document | {name: part.to_json() for name, part in optional.items() if part is not None}
 

@@ -27,7 +27,8 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.checkpoint.errors import NoCheckpointLeftError
 from heterps_runtime.checkpoint.manifest import MANIFEST_NAME, InitialRows, write_manifest
 from heterps_runtime.clock import steady_time
-from heterps_runtime.config import AUTO, RunConfig
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import AUTO
 from heterps_runtime.errors import UserError
 from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log

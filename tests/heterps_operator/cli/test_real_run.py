@@ -80,9 +80,10 @@ def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
 def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All runs compute in the precision that the planner has chosen for the first one.
+    """All runs keep what the planner has chosen for the first one.
 
-    Only fp64 is allowed, so that the choice is known: it is not what processes compute in without one.
+    Only fp64 is allowed, so that this choice is known: it is not what processes compute in without one. The choice of
+    the exchange depends on what is measured here; the model does not depend on it.
     """
     # Ctrl-C writes its own checkpoint.
     job = RealJob(
@@ -91,6 +92,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
         checkpoint__everySteps=10_000,
         training__precision="Auto",
         training__allowedPrecisions=["fp64"],
+        training__denseExchange="Auto",
     )
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
@@ -100,6 +102,9 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     report = stopped.report()
     assert report["precision"]["name"] == "fp64"
     assert report["precision"]["reason"].startswith("fp64 is the choice: fp64 costs $")
+    exchange = report["denseExchange"]["name"]
+    assert report["denseExchange"]["reason"].startswith(f"{exchange} is the choice: ParameterServer costs $")
+    assert {stage.get("denseExchange", "ParameterServer") for stage in report["plan"]["stages"]} == {exchange}
     step = report["checkpoint"]["lastStep"]
     assert report["phase"] == "Suspended"
     assert step == report["progress"]["committedSteps"]
@@ -128,6 +133,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     assert f"resuming from step {step} of {STEPS}" in last.err
     assert last.report()["progress"]["resumedFromStep"] == step
     assert last.report()["precision"] == report["precision"]
+    assert last.report()["denseExchange"] == report["denseExchange"]
     assert_same_model(model(job), expected)
 
 

@@ -20,7 +20,7 @@ from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import ComputePlan, StartProcess, SubmitPlan
 from heterps_planner.errors import ProblemError
 from heterps_planner.planning import plan
-from heterps_planner.scenarios.precisions import choose_precision, read_problems
+from heterps_planner.scenarios.variants import choose_variant, read_problems
 from tests.heterps_operator.helpers.world import MEMBERS, PLAN, POOLS, PROFILE, World, make_job
 
 JOB = make_job(precision="Auto", allowed_precisions=("fp32", "bf16"))
@@ -75,7 +75,7 @@ def problems(world: World) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("bf16", "chosen"), [(0.5, "bf16"), (1.0, "fp32"), (1.5, "fp32")])
 def test_profiles_decide(bf16: float, chosen: str) -> None:
     given = read_problems(build_problem(JOB, {pool.name: measured(bf16) for pool in JOB.pools}))
-    found = choose_precision(given, {name: plan(problem) for name, problem in given.items()})
+    _, found = choose_variant(given, {variant: plan(problem) for variant, problem in given.items()})
     assert found.to_json()["precision"] == chosen
 
 
@@ -169,7 +169,7 @@ def test_a_problem_file_is_adapted_in_each_precision() -> None:
     assert adapt_problem(file, dear) == build_problem(dear, profiles)
     fixed = make_job(precision="bf16")
     assert adapt_problem(file, fixed) == build_problem(JOB.in_precision("bf16"), profiles)
-    with pytest.raises(ProblemError, match=r"problem\.precisions: lacks tf32, which the job computes in"):
+    with pytest.raises(ProblemError, match=r"problem\.precisions: lacks tf32, which the job trains with"):
         adapt_problem(file, make_job(precision="tf32"))
     with pytest.raises(ProblemError, match="is of one precision, and the job allows fp32, bf16"):
         adapt_problem(build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE}), JOB)

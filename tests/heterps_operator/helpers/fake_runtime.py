@@ -32,6 +32,7 @@ CHECKPOINT = WORK / "checkpoints" / "fake.json"
 BATCH = CONFIG["job"]["spec"]["training"]["globalBatchSize"]
 ROWS = 10_000
 SPEEDS = {"fp64": 0.5, "fp32": 1.0, "bf16": 2.0}  # by precision
+EXCHANGES = {"ParameterServer": 1.0, "AllReduce": 1.5}  # of cores, by exchange of dense gradients
 
 
 def log(message: str) -> None:
@@ -273,14 +274,20 @@ def profile(pool: str) -> int:
     if SCENARIO.get("slowProfile"):
         threading.Event().wait()
     allowed = CONFIG["job"]["spec"]["training"].get("allowedPrecisions")
-    document = measured(pool, 1.0)
+    document = with_exchanges(pool, 1.0)
     if allowed:
-        document = {"version": 1, "precisions": {name: measured(pool, SPEEDS[name]) for name in allowed}}
+        document = {"version": 1, "precisions": {name: with_exchanges(pool, SPEEDS[name]) for name in allowed}}
     die = SCENARIO.get("die", {}).get(f"profile-{pool}")
     if die is not None:
         maybe_die(f"profile-{pool}", die)
     call("PUT", f"/v1/profiles/{pool}", document)
     return 0
+
+
+def with_exchanges(pool: str, speed: float) -> dict[str, Any]:
+    if pool != "cpu" or CONFIG["job"]["spec"]["training"].get("denseExchange") != "Auto":
+        return measured(pool, speed)
+    return {"version": 1, "denseExchanges": {name: measured(pool, speed * more) for name, more in EXCHANGES.items()}}
 
 
 def measured(pool: str, precision_speed: float) -> dict[str, Any]:
@@ -313,6 +320,7 @@ def main() -> int:
     parser.add_argument("--stage", type=int)
     parser.add_argument("--pool")
     parser.add_argument("--precision")
+    parser.add_argument("--dense-exchange")
     options = parser.parse_args()
     match options.role:
         case "coordinator":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.offers import Offer
-from heterps_operator.state.precision import ChosenPrecision, PrecisionCandidate
 from heterps_operator.state.status import Condition, Failure, Phase, Relayed, Status
 from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import Cause, FloorMoves, Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
+from heterps_planner.plans.selection import Candidate, Selection
 from tests.heterps_operator.helpers.documents import NOW
 from tests.heterps_operator.helpers.world import JOB_PLAN
 
@@ -22,7 +22,8 @@ def full_status() -> Status:
         phase=Phase.RUNNING, phase_since=NOW, started=NOW, finished=NOW, conditions=(condition,), plan=JOB_PLAN,
         plan_revision=3, plan_reason="Replanned", history=(PlanRecord(1, NOW, "PlanComputed", predicted=2.0),),
         planned_with={"cpu": 4}, refused_with={"cpu": 4}, possible=True, claim={"cpu": 5}, claim_precision="bf16",
-        precision=ChosenPrecision("bf16", (PrecisionCandidate("fp32", 1.5, 2.5, 3.5), PrecisionCandidate("bf16"))),
+        claim_exchange="AllReduce",
+        precision=Selection("bf16", (Candidate("fp32", 1.5, 2.5, 3.5), Candidate("bf16"))),
         waiting_since=NOW,
         crowded={"cpu": 2}, crowded_since=NOW, incarnation=2,
         attempts={"ps-0": 2}, queued=True, admitted=NOW, not_before={"": 1.0}, heard=NOW, relayed=Relayed(NOW, 1, 1),

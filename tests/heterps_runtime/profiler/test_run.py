@@ -145,6 +145,36 @@ def test_every_allowed_precision_is_measured_once(
 
 
 @pytest.mark.slow
+def test_cores_are_measured_with_each_exchange_that_the_planner_may_choose(start: Any, tmp_path: Path) -> None:
+    document = configuration(
+        tmp_path / "work",
+        "flights",
+        precision="Auto",
+        allowedPrecisions=["fp64", "fp32"],
+        denseExchange="Auto",
+        consistency="hybrid",
+    )
+    document["pythonPath"] = [str(Path(__file__).parents[3])]
+    document["job"]["spec"]["encryption"] = "Disabled"  # as all-reduce needs
+    document["pools"][0]["spec"]["maxUnits"] = 1
+    job = start(document)
+
+    run_profiler(RunConfig.from_json(document), "cpu")
+
+    stored = json.loads((Path(__file__).parents[2] / "fixtures" / "v1" / "profile.json").read_text())
+    measured = job.credentials.request("GET", PATH_PROFILES)["cpu"]["precisions"]
+    parts = [part for one in measured.values() for part in one["denseExchanges"].values()]
+    assert [list(one["denseExchanges"]) for one in measured.values()] == [["ParameterServer", "AllReduce"]] * 2
+    assert all(structure(part) == structure(stored) for part in parts)
+    assert len({json.dumps(part["memory"]) for part in parts}) == 1, "that of the first measurement"
+    for one in measured.values():
+        servers, reduced = one["denseExchanges"].values()
+        # A worker waits for servers that update dense parameters, or updates its replica itself.
+        assert any(layer["serverFixedSeconds"] for layer in servers["layers"])
+        assert not any(layer["serverFixedSeconds"] for layer in reduced["layers"])
+
+
+@pytest.mark.slow
 def test_a_worker_that_all_reduces_may_miss_the_second_one_before_the_coordinator_is_told(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

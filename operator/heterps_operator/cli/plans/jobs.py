@@ -14,7 +14,7 @@ from heterps_planner.errors import ProblemError
 from heterps_planner.model.problem import Problem
 from heterps_planner.scenarios.joint import JointInfeasible, plan_together
 from heterps_planner.scenarios.line import Line, plan_line
-from heterps_planner.scenarios.precisions import has_precisions
+from heterps_planner.scenarios.variants import describe_variants
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
 __all__ = ["plan_jobs", "plan_waiting"]
@@ -24,17 +24,16 @@ def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
     """Plan the jobs together; return the exit code.
 
     Raises:
-        UsageError: a file cannot be read, or is of several precisions.
+        UsageError: a file cannot be read, or is of several variants.
         ProblemError: a problem is invalid, or pools of the same name differ; the message names the file.
     """
     files: list[str] = arguments.problem
     problems = []
     for name in files:
         document = read_json(name, "--problem")
-        if has_precisions(document):
-            known = ", ".join(map(str, document["precisions"]))
-            fix = "plan it alone, and give the problem of the precision that is chosen"
-            raise UsageError(f"--problem {name}: is of several precisions ({known}); {fix}")
+        if several := describe_variants(document):
+            fix = "plan it alone, and give the problem of the one that is chosen"
+            raise UsageError(f"--problem {name}: is of {several}; {fix}")
         try:
             problems.append(Problem.from_json(document))
         except ProblemError as error:

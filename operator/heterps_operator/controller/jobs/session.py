@@ -15,6 +15,7 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
+from heterps_operator.control.choices import as_chosen, as_claimed
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing.waiting import needs_units, waiting_job
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, judge_plan, resumes
@@ -289,9 +290,7 @@ class JobSession:
             priority=cluster.priorities.value(self._priority_class),
         )
         histories = cluster.prices.histories(self._substrate.pools)
-        # That of the plan that it would have alone: the line plans each job in one precision.
-        priced = job.in_precision(self.status.chosen_precision or self.status.claim_precision)
-        priced = priced.priced({pool: history[-1].price for pool, history in histories.items()})
+        priced = as_claimed(job, self.status).priced({pool: history[-1].price for pool, history in histories.items()})
         cluster.line.stand(entry, lambda units: build_problem(priced.limited(units), profiles))
 
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
@@ -330,7 +329,7 @@ class JobSession:
 
     def try_plan(self, manifest: Manifest, spec: JobSpec) -> tuple[Trial, PlanOutcome | None]:
         """Plan a changed spec without applying it; the answer comes with a later call."""
-        spec = spec.in_precision(self.status.chosen_precision)
+        spec = as_chosen(spec, self.status)
         if self._trial is None or self._trial.job != spec:
             self.end_trial()
             profiles = self.site.profiles(manifest).load([pool.name for pool in spec.pools])

@@ -32,14 +32,14 @@ class Planned:
         plan: the plan.
         explanation: its stages, limits and alternatives.
         frontier: the cheapest plans of other throughputs; None: they were not computed.
-        precision: why the job computes in its precision; empty: the planner had no choice.
+        selections: what was chosen beside the stages, and why; titles and sentences.
     """
 
     problem: Problem
     plan: Plan
     explanation: Explanation
     frontier: Frontier | None = None
-    precision: str = ""
+    selections: tuple[tuple[str, str], ...] = ()
 
 
 def reasons_section(planned: Planned) -> Markup:
@@ -48,7 +48,7 @@ def reasons_section(planned: Planned) -> Markup:
     interrupted = describe_interruptions(planned.problem, plan)
     reasons = [
         *([("interruptions", interrupted)] if interrupted else []),
-        *([("precision", planned.precision)] if planned.precision else []),
+        *planned.selections,
         ("proof", describe_proof(plan)),
         *(("found by", sentence) for sentence in describe_contributions(plan)),
         ("limited by", describe_bottleneck(explanation)),
