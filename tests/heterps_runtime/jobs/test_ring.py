@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.wire.messages import Commit
 from heterps_runtime.worker.exchange import replica
+from heterps_runtime.worker.steps.delivery import Delivery
+from heterps_runtime.worker.steps.runs import StepRun
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers import small_buckets
 from tests.heterps_runtime.helpers.jobs import (
@@ -54,6 +59,32 @@ def test_workers_of_cpu_stages_that_all_reduce_train_the_model_of_one_pytorch_pr
     document = configuration(folder / f"plan-{PLANS.index((stages, servers))}", microBatches=3)
     status = run_job(document, stages, servers)
     assert_same_model(trained_model(status), train(RunConfig.from_json(document), torch.float64))
+
+
+@pytest.mark.parametrize(
+    "stages", [[(RING, LAST, 2)], [("cpu", 4, 2), (RING, LAST, 2)], [("cpu", 4, 2), ("cpu", LAST, 1)]]
+)
+def test_what_a_step_holds_is_freed_at_its_commit(
+    stages: list[Stage], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of all steps would fill the memory before a garbage collection, which may not see them at all."""
+    steps: list[weakref.ref[StepRun]] = []
+    commit = Delivery.commit
+
+    def committed(delivery: Delivery, order: Commit) -> None:
+        steps.append(weakref.ref(delivery._runs[order.step]))
+        commit(delivery, order)
+
+    monkeypatch.setattr(Delivery, "commit", committed)
+    gc.collect()
+    gc.disable()
+    try:
+        run_job(configuration(folder / f"freed-{len(stages)}-{stages[-1][0]}", microBatches=3), stages, 1)
+        alive = sum(step() is not None for step in steps)
+    finally:
+        gc.enable()
+    assert len(steps) > 30
+    assert alive <= 2 * sum(number for *_, number in stages), "each worker may hold its last steps"
 
 
 def test_a_run_in_sync_repeats_to_the_bit(folder: Path) -> None:

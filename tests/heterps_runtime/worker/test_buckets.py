@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,6 +73,26 @@ def test_a_bucket_is_sent_while_backward_still_computes_the_others(monkeypatch: 
     assert torch.equal(reduction.flat, expected)
     reduction.finish({})
     assert len(group.turns) == 3
+
+
+def test_gradients_are_freed_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a garbage collection, which does not see the hooks of tensors."""
+    monkeypatch.setattr(replicas, "BUCKET_BYTES", 100)
+    replica = made(THREE)
+    reduction, _, _ = begun(replica)
+    leaves = replica.acquire(private=True)
+    reduction.done = lambda error, step=leaves: None  # as that of a step, which owns both
+    reduction.follow(leaves)
+    loss_of(leaves).backward()  # type: ignore[no-untyped-call]
+    reduction.finish({})
+    watched = [weakref.ref(reduction), weakref.ref(reduction.flat), *map(weakref.ref, leaves.values())]
+    gc.collect()
+    gc.disable()
+    try:
+        del reduction, leaves
+        assert [ref() for ref in watched] == [None] * 5
+    finally:
+        gc.enable()
 
 
 def test_what_backward_does_not_reach_is_zero_and_comes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ order, so a run can be repeated to the bit.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -56,17 +57,17 @@ class Reduction:
 
     def follow(self, leaves: Leaves) -> None:
         """Send each bucket when the coming backward, the last one of the step, has computed its gradients."""
+        # The step owns both, and a hook that owned the reduction would keep them alive: Python's garbage collection
+        # does not see what a tensor's hooks refer to.
+        weak = weakref.ref(self)
         for name, leaf in leaves.items():
-            leaf.register_post_accumulate_grad_hook(self._note(name))  # type: ignore[no-untyped-call]
+            leaf.register_post_accumulate_grad_hook(_note(weak, name))  # type: ignore[no-untyped-call]
 
-    def _note(self, name: str) -> Callable[[torch.Tensor], None]:
-        def note(leaf: torch.Tensor) -> None:
-            assert leaf.grad is not None
-            self._take(name, leaf.grad)
-            while self._sent < len(self._buckets) and not self._missing[self._sent]:
-                self._send()
-
-        return note
+    def take(self, name: str, gradient: torch.Tensor) -> None:
+        """Add a parameter's gradient, and send the buckets that it completes."""
+        self._take(name, gradient)
+        while self._sent < len(self._buckets) and not self._missing[self._sent]:
+            self._send()
 
     def finish(self, gradients: Leaves) -> None:
         """Send the rest; gradients that are missing are zero."""
@@ -100,3 +101,15 @@ class Reduction:
                 self.done(error)
 
         self.replication.group.all_reduce(self.step * len(self._buckets) + number, tensor, done)
+
+
+def _note(reduction: weakref.ref[Reduction], name: str) -> Callable[[torch.Tensor], None]:
+    """A hook that adds the gradient of a parameter to a reduction."""
+
+    def note(leaf: torch.Tensor) -> None:
+        alive = reduction()
+        assert alive is not None
+        assert leaf.grad is not None
+        alive.take(name, leaf.grad)
+
+    return note

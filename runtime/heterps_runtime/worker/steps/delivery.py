@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from heterps_runtime.wire.messages import Array, Commit, Done
@@ -72,12 +74,15 @@ class Delivery:
             self._begin_reduction(run, replication).follow(leaves)
 
     def _begin_reduction(self, run: StepRun, replication: Replication) -> Reduction:
+        weak = weakref.ref(run)  # it owns the reduction, and as many bytes as there are gradients
+
         def finish(error: Exception | None) -> None:
+            current = weak()
             if error is not None:
                 self.broken = True
-            elif self._runs.get(run.step) is run:
-                run.reduced = True
-                self._report(run)
+            elif current is not None and self._runs.get(current.step) is current:
+                current.reduced = True
+                self._report(current)
 
         def done(error: Exception | None) -> None:
             self._process.inbox.post(lambda: finish(error))
