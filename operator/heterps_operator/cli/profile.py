@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from heterps_operator.cli.session import Driven, Programs, Session, drive, open_session
-from heterps_operator.control.problem import build_problem, profile_warnings
+from heterps_operator.control.problem import build_problem
+from heterps_operator.control.profiles import profile_warnings
 from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
 from heterps_operator.state.status import Phase

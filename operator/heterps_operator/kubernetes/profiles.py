@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from heterps_operator.control.problem import is_profile, profile_digest
+from heterps_operator.control.profiles import is_profile, profile_digest
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.control.problem import is_profile, profile_digest
+from heterps_operator.control.profiles import is_profile, profile_digest
 from heterps_operator.documents import Json, read_json, write_json
 from heterps_operator.errors import StateError
 

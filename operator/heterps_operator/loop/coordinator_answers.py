@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from heterps_operator.api.shapes import Shape, fields, items, matching, number, optional, real, table, text
-from heterps_operator.control.problem import check_profile
+from heterps_operator.control.profiles import check_profile
 from heterps_operator.documents import Json
 from heterps_operator.state.values import CoordinatorView
 from heterps_planner.model.limits import MAX_LAYERS

@@ -12,13 +12,8 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.control.choices import as_chosen, as_claimed
 from heterps_operator.control.members import members
-from heterps_operator.control.problem import (
-    adapt_problem,
-    build_problem,
-    is_profile,
-    profile_digest,
-    profile_warnings,
-)
+from heterps_operator.control.problem import adapt_problem, build_problem
+from heterps_operator.control.profiles import is_profile, profile_digest, profile_warnings
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ComputePlan, StartProcess
@@ -68,10 +63,7 @@ def training(name: str = "AllReduce") -> World:
     world.settle()
     world.listen()
     world.settle()
-    world.join(*MEMBERS)
-    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
-    world.settle()
-    return world
+    return world.train()
 
 
 def problems(world: World) -> list[dict[str, Any]]:

@@ -313,10 +313,7 @@ def restart(world: World) -> World:
     world.settle()
     world.listen()
     world.settle()
-    world.join(*MEMBERS)
-    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
-    world.settle()
-    return world
+    return world.train()
 
 
 def test_a_hang_restarts_everything_from_the_checkpoint_and_counts() -> None:

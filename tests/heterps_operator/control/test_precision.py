@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.shapes import UnreadableError
-from heterps_operator.control.problem import (
-    adapt_problem,
-    build_problem,
-    check_profile,
-    is_profile,
-    profile_digest,
-    profile_warnings,
-)
+from heterps_operator.control.problem import adapt_problem, build_problem
+from heterps_operator.control.profiles import check_profile, is_profile, profile_digest, profile_warnings
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import ComputePlan, StartProcess, SubmitPlan
 from heterps_planner.errors import ProblemError
@@ -62,10 +56,7 @@ def training() -> World:
     world = profiled()
     world.answer(choice("bf16"))
     world.settle()
-    world.join(*MEMBERS)
-    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
-    world.settle()
-    return world
+    return world.train()
 
 
 def problems(world: World) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.problem import adapt_problem, build_problem, profile_digest, with_running_servers
+from heterps_operator.control.problem import adapt_problem, build_problem, with_running_servers
+from heterps_operator.control.profiles import profile_digest
 from heterps_operator.control.tuning.calibration import calibrate
 from heterps_planner import Infeasible, Plan, Problem, plan
 from heterps_runtime.contract import ServersDocument

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.control.problem import build_problem, is_profile
+from heterps_operator.control.problem import build_problem
+from heterps_operator.control.profiles import is_profile
 from heterps_planner import Problem
 from tests.heterps_operator.helpers.world import PROFILE, make_job
 

@@ -38,9 +38,7 @@ def training(**job: Any) -> World:
     world.settle()
     world.listen()
     world.settle()
-    world.join(*MEMBERS)
-    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
-    world.settle()
+    world.train()
     world.actions.clear()
     world.events.clear()
     return world

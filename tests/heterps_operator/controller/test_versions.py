@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.control.problem import check_profile
+from heterps_operator.control.profiles import check_profile
 from heterps_operator.kubernetes.packing import pack, unpack
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import NewerStateError, StoredState

@@ -319,6 +319,10 @@ class World:
 
     def training(self) -> World:
         self.planned()
+        return self.train()
+
+    def train(self) -> World:
+        """Let all members report, and the training begin."""
         self.join(*MEMBERS)
         self.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
         self.settle()

@@ -7,6 +7,7 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,11 +82,15 @@ def test_gradients_are_freed_with_the_step(monkeypatch: pytest.MonkeyPatch) -> N
     replica = made(THREE)
     reduction, _, _ = begun(replica)
     leaves = replica.acquire(private=True)
-    reduction.done = lambda error, step=leaves: None  # as that of a step, which owns both
+    reduction.done = partial(lambda step, error: None, leaves)  # as that of a step, which owns both
     reduction.follow(leaves)
     loss_of(leaves).backward()  # type: ignore[no-untyped-call]
     reduction.finish({})
-    watched = [weakref.ref(reduction), weakref.ref(reduction.flat), *map(weakref.ref, leaves.values())]
+    watched: list[weakref.ref[Any]] = [
+        weakref.ref(reduction),
+        weakref.ref(reduction.flat),
+        *map(weakref.ref, leaves.values()),
+    ]
     gc.collect()
     gc.disable()
     try:
