@@ -1,9 +1,9 @@
 """Programs and schemas for the tests of a cluster, built from Go modules of pinned versions.
 
-Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. They are separate, so
-that each program is built with the library versions of its release. Products are stored in `.cache/cluster/bin`, under
-a name derived from their inputs: another version is another file. Tests only use them: their network leads nowhere, and
-the machine need not have Go's sources by then.
+Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. Programs of one module
+are built with the same versions of libraries, which are compiled once for all of them. Products are stored in
+`.cache/cluster/bin`, under a name derived from their inputs: another version is another file. Tests only use them:
+their network leads nowhere, and the machine need not have Go's sources by then.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ COMPILER_FLAGS = "all=-dwarf=false"
 # Build time of each module from scratch on one core (s).
 CPU_SECONDS = {
     "kubernetes": 900,
-    "kubectl": 160,
-    "coredns": 190,
-    "helm": 150,
     "schemas": 60,
-    "kueue": 200,
     "kwok": 120,
     "versitygw": 90,
     "kubernetes-oldest": 500,
@@ -58,14 +54,14 @@ class Program:
     @property
     def output(self) -> str:
         """Go's name for it: the last word of its package that is not a version."""
-        return self.module if self.package == "." else re.sub(r"/v\d+$", "", self.package).rpartition("/")[2]
+        return re.sub(r"/v\d+$", "", self.package).rpartition("/")[2]
 
 
 def of_kubernetes(name: str) -> Program:
     return Program(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}")
 
 
-KUBECTL = Program("kubectl", "kubectl", ".")
+KUBECTL = of_kubernetes("kubectl")
 # Programs of one module are adjacent, as they are built at once.
 CLUSTER = (
     of_kubernetes("kube-apiserver"),
@@ -74,7 +70,7 @@ CLUSTER = (
     of_kubernetes("kube-scheduler"),
     of_kubernetes("kube-proxy"),
     Program("etcd", "kubernetes", "go.etcd.io/etcd/server/v3"),
-    Program("coredns", "coredns", "."),
+    Program("coredns", "kubernetes", "./coredns"),
     KUBECTL,
 )
 # A control plane of the oldest supported Kubernetes, by the names of what it replaces: `test_oldest.py`. Its kubelet
@@ -83,14 +79,14 @@ OLDEST = {
     name: Program(f"{name}-oldest", "kubernetes-oldest", f"k8s.io/kubernetes/cmd/{name}")
     for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 }
-HELM = Program("helm", "helm", "helm.sh/helm/v4/cmd/helm")
+HELM = Program("helm", "kubernetes", "helm.sh/helm/v4/cmd/helm")
+# The queue of jobs in tests of quota: `kueue.py`.
+KUEUE = Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue")
 # Generates the schemas of other projects' resources: `schemas.py`.
 CONTROLLER_GEN = Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen")
-# The queue of jobs in tests of quota: `kueue.py`.
-KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue")
 # An object store with the interface of S3: `object_store.py`.
 VERSITYGW = Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
-FOR_TESTS = (*CLUSTER, HELM, CONTROLLER_GEN, KUEUE, VERSITYGW, *OLDEST.values())
+FOR_TESTS = (*CLUSTER, HELM, KUEUE, CONTROLLER_GEN, VERSITYGW, *OLDEST.values())
 # Fake nodes and pods for the benchmark of the operator.
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok")
 
@@ -103,21 +99,30 @@ def kubernetes_version(module: str = "kubernetes") -> str:
 
 
 def linker_flags(module: str) -> str:
-    """Return linker flags: programs of Kubernetes read their version from them, and clients adapt to it."""
-    if module not in ("kubernetes", "kubectl", "kubernetes-oldest"):
+    """Return linker flags: programs of Kubernetes read their version from them, and clients adapt to it.
+
+    Helm reads the version there for which it renders charts without a cluster.
+    """
+    if module not in ("kubernetes", "kubernetes-oldest"):
         return LINKER_FLAGS
-    version = kubernetes_version(module if module == "kubernetes-oldest" else "kubernetes")
+    version = kubernetes_version(module)
     major, minor, _ = version.removeprefix("v").split(".")
-    package = "k8s.io/component-base/version"
-    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
-    return " ".join([LINKER_FLAGS, *(f"-X {package}.{key}={value}" for key, value in stamps.items())])
+    kubernetes, helm = "k8s.io/component-base/version", "helm.sh/helm/v4/pkg/chart/common"
+    stamps = {
+        f"{kubernetes}.gitVersion": version,
+        f"{kubernetes}.gitMajor": major,
+        f"{kubernetes}.gitMinor": minor,
+        f"{helm}.k8sVersionMajor": major,
+        f"{helm}.k8sVersionMinor": minor,
+    }
+    return " ".join([LINKER_FLAGS, *(f"-X {name}={value}" for name, value in stamps.items())])
 
 
 def folder_of(module: str) -> Path:
     """Return the folder of a module's products for its current contents."""
     digest = hashlib.sha256(linker_flags(module).encode())
-    for source in sorted((MODULES / module).iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted(path for path in (MODULES / module).rglob("*") if path.is_file()):
+        digest.update(str(source.relative_to(MODULES)).encode() + b"\0" + source.read_bytes())
     return CACHE / "bin" / f"{module}-{digest.hexdigest()[:12]}"
 
 

@@ -150,13 +150,17 @@ def test_no_folder_of_a_pod_lies_inside_another() -> None:
 
 def test_a_program_of_another_version_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(building.MODULES, tmp_path / "binaries")
-    before = {program.name: building.path_of(program) for program in building.CLUSTER}
+    before = {program.name: building.path_of(program) for program in building.FOR_TESTS}
     monkeypatch.setattr(building, "MODULES", tmp_path / "binaries")
-    assert {program.name: building.path_of(program) for program in building.CLUSTER} == before
-    with (tmp_path / "binaries" / "coredns" / "go.sum").open("a") as file:
+    assert {program.name: building.path_of(program) for program in building.FOR_TESTS} == before
+    with (tmp_path / "binaries" / "versitygw" / "go.sum").open("a") as file:
         file.write("more\n")
-    changed = [program.name for program in building.CLUSTER if building.path_of(program) != before[program.name]]
-    assert changed == ["coredns"]
+    changed = [program.name for program in building.FOR_TESTS if building.path_of(program) != before[program.name]]
+    assert changed == ["versitygw"]
+    with (tmp_path / "binaries" / "kubernetes" / "coredns" / "main.go").open("a") as file:
+        file.write("// more\n")
+    changed = [program for program in building.FOR_TESTS if building.path_of(program) != before[program.name]]
+    assert {program.module for program in changed} == {"kubernetes", "versitygw"}
 
 
 def read(archive: tarfile.TarFile, name: str) -> bytes:

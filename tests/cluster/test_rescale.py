@@ -158,15 +158,16 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
 
 def test_another_number_of_servers_takes_effect_while_the_job_trains(make: Make, expected_model: Json) -> None:
     job = make("served", spec={**COMPARED, "checkpoint.everySteps": 1000}, pool={"maxUnits": 4})
-    job.submit().wait_for_step(3)
-    [worker] = job.pods("worker")
-    job.patch({"parameterServer": {"replicas": 2}})
-    wait_until("the plan is there", lambda: job.told("Redivided"), PATIENCE_SECONDS, more=job.story)
-    assert " with 1 -> 2 parameter servers: the job changes to it while it runs" in job.told("Redivided")[0]
+    with held(job):  # the pods of a job that has ended may be gone
+        job.submit().wait_for_step(3)
+        [worker] = job.pods("worker")
+        job.patch({"parameterServer": {"replicas": 2}})
+        wait_until("the plan is there", lambda: job.told("Redivided"), PATIENCE_SECONDS, more=job.story)
+        assert " with 1 -> 2 parameter servers: the job changes to it while it runs" in job.told("Redivided")[0]
+        wait_until("it has two servers", lambda: len(job.pods("ps")) == 2, PATIENCE_SECONDS, more=job.story)
+        assert [pod["metadata"]["uid"] for pod in job.pods("worker")] == [worker["metadata"]["uid"]]
     status = job.wait_for_phase("Succeeded")
     assert (status["plan"]["revision"], status["plan"]["reason"], status["restarts"]) == (2, "Redivided", 0)
-    assert [pod["metadata"]["uid"] for pod in job.pods("worker")] == [worker["metadata"]["uid"]]
-    assert len(job.pods("ps")) == 2
     assert not job.told("Resumed")
     assert_same_model(job.model(), expected_model)
 

@@ -53,9 +53,10 @@ def batches(config: RunConfig, threads: int) -> list[Prepared]:
 @pytest.mark.parametrize("model", ["flights", "two_tower"])
 def test_two_threads_prepare_what_one_does(model: str, tmp_path: Path) -> None:
     # Whole batches only: an epoch has ten of them.
-    config = RunConfig.from_json(
-        configuration(tmp_path / "work", model, 10 * BATCH, globalBatchSize=BATCH, steps=STEPS)
-    )
+    document = configuration(tmp_path / "work", model, 10 * BATCH, globalBatchSize=BATCH, steps=STEPS)
+    data = document["job"]["spec"]["data"]
+    data["evaluation"] = data["train"]
+    config = RunConfig.from_json(document)
     for one, two in zip(batches(config, 1), batches(config, 2), strict=True):
         assert one.step == two.step
         assert one.largest_labels == two.largest_labels
