@@ -33,7 +33,7 @@ LINKER_FLAGS = "-s -w"
 COMPILER_FLAGS = "all=-dwarf=false"
 # Build time of each module from scratch on one core (s).
 CPU_SECONDS = {
-    "kubernetes": 900,
+    "kubernetes": 1100,
     "schemas": 60,
     "kwok": 120,
     "versitygw": 90,

@@ -208,7 +208,7 @@ class RealJob:
             status = self.status()
             if status is not None and found(status):
                 return status
-            time.sleep(0.03)  # each answer takes the coordinator some milliseconds
+            time.sleep(0.1)  # each answer takes the coordinator and this process some milliseconds
         raise AssertionError(f"ended with {process.poll()} before it came to this: {self.logs()}")
 
     def await_line(self, process: subprocess.Popen[str], text: str) -> None:
