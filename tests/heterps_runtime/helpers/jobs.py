@@ -163,20 +163,21 @@ def configuration(work: Path, model: str = "flights", rows: int = ROWS, **traini
     """A run configuration for one of the example models; `training` overrides spec.training.
 
     Data and its cache are shared between the jobs of a test session that use the same folder `work.parent`. A job that
-    trains on many rows evaluates on few, so that the most of its time is training.
+    trains on many rows evaluates on few, so that it spends most of its time on training.
     """
     columns, sparse, dense, loss = MODELS[model]
-    data, evaluation = (work.parent / f"data-{model}-{number}" for number in (rows, min(rows, ROWS)))
-    for folder, number in ((data, rows), (evaluation, min(rows, ROWS))):
-        if not folder.exists():
-            write_data(folder, columns(number))
+
+    def data(number: int) -> str:
+        folder = work.parent / f"data-{model}-{number}"
+        return str(folder) if folder.exists() else write_data(folder, columns(number))
+
     work.mkdir(parents=True, exist_ok=True)
     spec: dict[str, Any] = {
         "model": {"entrypoint": f"tests.heterps_runtime.helpers.models:build_{model}", "arguments": {}, "loss": loss},
         "data": {
             "format": "parquet",
-            "train": str(data),
-            "evaluation": str(evaluation),
+            "train": data(rows),
+            "evaluation": data(min(rows, ROWS)),
             "label": "late",
             "dense": dense,
             "sparse": sparse,
