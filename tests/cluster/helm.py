@@ -18,6 +18,7 @@ from tests.cluster.pods import project_template
 CHART = ROOT / "helm" / "heterps"
 INSTALLED = "heterps-chart"  # namespace of the installed chart; operators of other files run beside it
 RIGHTS = ("serviceaccount", "clusterrole", "roles")  # templates
+GONE = ("--cascade=foreground", "--wait", "--timeout=60s")  # of helm uninstall: its pods have ended, too
 CUSTOM_RESOURCES = ("heterpsjobs.heterps.io", "heterpsjobstates.heterps.io", "devicepools.heterps.io")
 
 Json = dict[str, Any]
@@ -64,15 +65,17 @@ def installed_chart(helm: Helm, admin: Kubectl, chart: Path, *options: str) -> I
         assert answer.code == 0, answer.errors
         return answer
 
+    # Nothing can be created in a namespace that an earlier test has deleted until it is gone.
+    admin("delete", "namespace", "--ignore-not-found", INSTALLED)
     admin("delete", "customresourcedefinitions", "--ignore-not-found", *CUSTOM_RESOURCES)
     try:
         on_cluster("install", "heterps", str(chart), "--create-namespace", *options)
         yield on_cluster
     finally:
-        helm("uninstall", "heterps", f"--namespace={INSTALLED}", kubeconfig=admin.kubeconfig)
-        admin("delete", "namespace", INSTALLED, "--wait=false")
-        # Later tests install them themselves, without labels of a deleted release.
-        admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
+        helm("uninstall", "heterps", f"--namespace={INSTALLED}", *GONE, kubeconfig=admin.kubeconfig)
+        admin("delete", "namespace", "--ignore-not-found", "--wait=false", INSTALLED)
+        # Later tests need them even if this chart could not be installed, without labels of a deleted release.
+        admin("delete", "customresourcedefinitions", "--ignore-not-found", *CUSTOM_RESOURCES)
         install_custom_resources(admin)
 
 

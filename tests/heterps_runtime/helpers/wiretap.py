@@ -81,10 +81,15 @@ class Wiretap:
             thread.join()
 
     def _connect(self, client: socket.socket, target: tuple[str, int]) -> None:
-        with client, socket.create_connection(target) as server:
-            back = self._start(self._forward, server, client)
-            self._forward(client, server)
-            back.join()
+        with client:
+            try:
+                server = socket.create_connection(target)
+            except OSError:  # the listener has ended, as it may before a last attempt: the client finds it closed
+                return
+            with server:
+                back = self._start(self._forward, server, client)
+                self._forward(client, server)
+                back.join()
 
     def _passing(self) -> Callable[[bytes], bytes]:
         """Return a function for one direction of a connection, which turns received bytes into those to forward."""
