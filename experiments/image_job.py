@@ -118,7 +118,7 @@ class ImageJob(BalancedJob):
     def _look(self) -> CoordinatorView:
         self._check()
         view = CoordinatorView.from_json(self._client.status())
-        return self._meter.measure(view, self._client.address)[0]
+        return self._meter.measure(view, self._client)[0]
 
     def _send(self, action: SubmitAllocation) -> None:
         self._client.send(action)
@@ -132,7 +132,7 @@ class ImageJob(BalancedJob):
         address = str(json.loads(ready.read_text())["http"])
         self._environment[ENV_COORDINATOR] = address
         self._client = CoordinatorClient(address, self._token, timeout_seconds=10.0)
-        self._meter = Meter(Scraping(self._token))
+        self._meter = Meter(Scraping())
         self._client.send(SubmitPlan(self._plan, 1))
         self._run("ps", "--index", "0", "--pool", "cpu", "--host", HUB)
         for index in range(self._count):

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+import resource
 import socket
 import threading
 import uuid
@@ -55,6 +56,7 @@ def operator(options: Namespace) -> int:
     log_to_stderr(options.log_format, verbose=options.verbose)
     pool_file = None if options.pools is None else PoolFile(options.pools)
     _share_arenas()
+    _allow_connections()
     metrics = OperatorMetrics(metadata.version("heterps"))
     limit = RateLimiter(options.kube_api_qps, options.kube_api_burst).wait
     api = connect(options.kubeconfig, options.context, on_request=metrics.on_request, limit=limit)
@@ -153,6 +155,12 @@ def _share_arenas() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries do not have and do not need it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files as far as allowed: each running job has a connection, and 1,024 files are usual."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]:

@@ -124,7 +124,7 @@ class ControlLoop:
         self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._meter = Meter(measurement or Scraping(token), clock)
+        self._meter = Meter(measurement or Scraping(), clock)
         self._client: Coordinator | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
@@ -271,7 +271,7 @@ class ControlLoop:
             return None
         self._last_contact, self._waited_in_vain, self._unreadable = self._monotonic(), 0, False
         if view.phase == JobPhase.TRAINING:
-            view, warnings = self._meter.measure(view, address)
+            view, warnings = self._meter.measure(view, self._client)
             self._pending += warnings
         return view
 

@@ -7,13 +7,14 @@ dead, hung, starting, or answers with anything. The form of an answer is checked
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from heterps_operator.documents import Json
-from heterps_operator.measure.http_requests import NoResponseError, send_request
+from heterps_operator.measure.http_requests import HttpConnection, NoResponseError
+from heterps_operator.measure.measurement import MeasurementError
 from heterps_operator.state.values import Action, FailJob, ReportLost, RequestStop, Shutdown
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan
@@ -26,6 +27,7 @@ __all__ = ["CoordinatorClient", "CoordinatorError"]
 # A status has 230 to 300 bytes of each member: 2 MiB are 7,000 of them. Parsed, an answer may take 30 times as much
 # memory.
 _MOST_BYTES = 2 * 1024 * 1024
+_MOST_BYTES_OF_SERIES = 4 * 1024 * 1024  # 5,000 workers
 
 
 class CoordinatorError(Exception):
@@ -43,7 +45,7 @@ class CoordinatorError(Exception):
 
 
 class CoordinatorClient:
-    """Calls one coordinator.
+    """Calls one coordinator, over a connection that stays open between questions. Not thread-safe.
 
     Args:
         address: `http://host:port`, or `https://host:port` if the job encrypts.
@@ -64,7 +66,7 @@ class CoordinatorClient:
             raise ValueError(f"coordinator address: must be http://host:port or https://host:port, is {address!r}")
         self.address = address
         self._token = token
-        self._context = client_context(token) if parts.scheme == "https" else None
+        self._connection = HttpConnection(address, client_context(token) if parts.scheme == "https" else None)
         self._timeout = timeout_seconds
         self._may_act = may_act
 
@@ -75,6 +77,19 @@ class CoordinatorClient:
     def profiles(self) -> dict[str, Any]:
         """Measured profiles, by pool."""
         return self._call("GET", contract.PATH_PROFILES)
+
+    def metrics(self, names: Iterable[str]) -> str:
+        """The coordinator's Prometheus series of these names, as text.
+
+        Raises:
+            MeasurementError: no answer, or a refusal.
+        """
+        query = urlencode([("name[]", name) for name in names])  # all series are several times as long
+        target = f"{contract.PATH_METRICS}?{query}"
+        try:
+            return self._text("GET", target, accept="text/plain", most_bytes=_MOST_BYTES_OF_SERIES)
+        except CoordinatorError as error:
+            raise MeasurementError(str(error)) from error
 
     def send(self, action: Action) -> None:
         """Carry out an action that is a request to the coordinator.
@@ -102,27 +117,7 @@ class CoordinatorClient:
     def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
         if method != "GET" and not self._may_act():
             raise CoordinatorError(f"{method} {path}: not sent, as this operator no longer holds the Lease")
-        headers = {"Authorization": f"Bearer {self._token}"}
-        payload = None
-        if body is not None:
-            payload = json.dumps(body)
-            headers["Content-Type"] = "application/json"
-        url = f"{self.address}{path}"
-        try:
-            response = send_request(
-                method,
-                url,
-                headers=headers,
-                timeout=self._timeout,
-                most_bytes=_MOST_BYTES,
-                body=payload,
-                context=self._context,
-            )
-        except NoResponseError as error:
-            raise CoordinatorError(f"{method} {path}: {self.address} {error}") from error
-        text = response.text.strip()
-        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise CoordinatorError(f"{method} {path}: refused with {response.status}: {text[:500]}", response.status)
+        text = self._text(method, path, body)
         try:
             # NaN and Infinity, which Python's json writes, are no JSON: they count as not known.
             document = json.loads(text, parse_constant=lambda constant: None) if text else {}
@@ -131,3 +126,29 @@ class CoordinatorClient:
         if not isinstance(document, dict):
             raise CoordinatorError(f"{method} {path}: the response is not a JSON object", malformed=True)
         return document
+
+    def _text(
+        self,
+        method: str,
+        target: str,
+        body: Json | None = None,
+        accept: str = "application/json",
+        most_bytes: int = _MOST_BYTES,
+    ) -> str:
+        """Send a request and return the body of its response."""
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": accept}
+        payload = None
+        if body is not None:
+            payload = json.dumps(body)
+            headers["Content-Type"] = "application/json"
+        request = f"{method} {target.partition('?')[0]}"
+        try:
+            response = self._connection.send(
+                method, target, headers=headers, timeout=self._timeout, most_bytes=most_bytes, body=payload
+            )
+        except NoResponseError as error:
+            raise CoordinatorError(f"{request}: {self.address} {error}") from error
+        text = response.text.strip()
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise CoordinatorError(f"{request}: refused with {response.status}: {text[:500]}", response.status)
+        return text

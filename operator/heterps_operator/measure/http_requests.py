@@ -10,8 +10,10 @@ without a cluster start quickly.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
+import select
 import socket
 import ssl
 import time
@@ -20,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["HttpResponse", "NoResponseError", "send_request"]
+__all__ = ["HttpConnection", "HttpResponse", "NoResponseError", "send_request"]
 
+_LONGEST_IDLE_SECONDS = 60.0  # of a connection that is used again: servers close one after 75 s
 _LONGEST_REASON = 100  # characters of the status line's text
 
 
@@ -38,6 +41,114 @@ class HttpResponse:
     text: str  # the body; bytes that are not UTF-8 are replaced
 
 
+class HttpConnection:
+    """Requests to one server, over one connection for as long as the server keeps it open. Not thread-safe.
+
+    A new connection costs as much processor time as the rest of a request; over TLS, five times as much. It is closed
+    with this object.
+
+    Args:
+        address: `http://host:port`, or with a context `https://host:port`.
+        context: TLS settings; None: plain HTTP.
+    """
+
+    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+        self._kept: socket.socket | None = None
+        self._parts = urlsplit(address)
+        self._context = context
+        self._kept_since = 0.0
+
+    def __del__(self) -> None:
+        """Close the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str],
+        timeout: float,
+        most_bytes: int,
+        body: str | None = None,
+    ) -> HttpResponse:
+        """Send one request.
+
+        A GET may be sent twice: the server may close an open connection at the moment in which it is used. Requests
+        that change something get a new connection, and are sent once.
+
+        Args:
+            method: HTTP method.
+            target: path and query.
+            headers: headers of the request.
+            timeout: seconds for the whole exchange. Only the lookup of a host name may take longer.
+            most_bytes: largest body of a response.
+            body: body of the request.
+
+        Raises:
+            NoResponseError: the server does not answer, is too slow, or sends too much.
+        """
+        deadline = time.monotonic() + timeout
+
+        def exchange(connected: socket.socket) -> HttpResponse:
+            return self._exchange(connected, deadline, (method, target, body, dict(headers)), most_bytes)
+
+        try:
+            if method == "GET" and (kept := self._take()) is not None:
+                try:
+                    return exchange(kept)
+                except TimeoutError:
+                    raise
+                except (OSError, http.client.HTTPException):
+                    pass  # it was closed meanwhile, or what came was no response: asked again on a new one
+            self.close()
+            return exchange(_connect(self._parts, deadline, self._context))
+        except TimeoutError as error:
+            raise NoResponseError(f"does not answer (no complete response within {timeout:g} s)") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed length
+            raise NoResponseError(f"does not answer ({error or type(error).__name__})") from error
+
+    def _take(self) -> socket.socket | None:
+        """Return the open connection if it can be used; what the server has sent unasked counts as its end."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        poll = select.poll()
+        poll.register(kept, select.POLLIN)
+        if time.monotonic() - self._kept_since < _LONGEST_IDLE_SECONDS and not poll.poll(0):
+            return kept
+        kept.close()
+        return None
+
+    def _exchange(
+        self, connected: socket.socket, deadline: float, request: tuple[Any, ...], most_bytes: int
+    ) -> HttpResponse:
+        """Send a request and return its response, and keep the connection if both sides can go on with it."""
+        # Without a port, it would read one from the end of an IPv6 address.
+        connection = http.client.HTTPConnection(str(self._parts.hostname), self._parts.port or http.client.HTTP_PORT)
+        try:
+            connection.sock = _Stream(connected, deadline)
+            connection.request(*request)
+            response = connection.getresponse()
+            received = response.read(most_bytes + 1)
+            if len(received) > most_bytes:
+                raise NoResponseError(f"the response is larger than {most_bytes} bytes")
+            if response.length:
+                raise NoResponseError(f"does not answer (the response ends {response.length} bytes too early)")
+            if response.isclosed() and not response.will_close:
+                self._kept, self._kept_since = connected, time.monotonic()
+        finally:
+            if self._kept is not connected:
+                connected.close()
+        return HttpResponse(response.status, response.reason[:_LONGEST_REASON], received.decode("utf-8", "replace"))
+
+
 def send_request(
     method: str,
     url: str,
@@ -48,41 +159,12 @@ def send_request(
     body: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> HttpResponse:
-    """Send one request over a new connection.
-
-    Args:
-        method: HTTP method.
-        url: `http://` or, with a context, `https://`.
-        headers: headers of the request.
-        timeout: seconds for the whole exchange. Only the lookup of a host name may take longer.
-        most_bytes: largest body of a response.
-        body: body of the request.
-        context: TLS settings; None: plain HTTP.
-
-    Raises:
-        NoResponseError: the server does not answer, is too slow, or sends too much.
-    """
+    """Send one request over a new connection: see `HttpConnection.send`."""
     parts = urlsplit(url)
-    assert parts.hostname is not None
-    deadline = time.monotonic() + timeout
-    # Without a port, it would read one from the end of an IPv6 address.
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or http.client.HTTP_PORT)
-    try:
-        with _connect(parts, deadline, context) as connected:
-            connection.sock = _Stream(connected, deadline)
-            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-            connection.request(method, target, body, dict(headers))
-            response = connection.getresponse()
-            received = response.read(most_bytes + 1)
-    except TimeoutError as error:
-        raise NoResponseError(f"does not answer (no complete response within {timeout:g} s)") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed length
-        raise NoResponseError(f"does not answer ({error or type(error).__name__})") from error
-    if len(received) > most_bytes:
-        raise NoResponseError(f"the response is larger than {most_bytes} bytes")
-    if response.length:
-        raise NoResponseError(f"does not answer (the response ends {response.length} bytes too early)")
-    return HttpResponse(response.status, response.reason[:_LONGEST_REASON], received.decode("utf-8", "replace"))
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    connection = HttpConnection(url, context)
+    with contextlib.closing(connection):
+        return connection.send(method, target, headers=headers, timeout=timeout, most_bytes=most_bytes, body=body)
 
 
 class _Stream:

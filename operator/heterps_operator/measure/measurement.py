@@ -28,7 +28,6 @@ from heterps_operator.state.status import Event
 from heterps_operator.state.values import CoordinatorView, MemberView
 from heterps_runtime import contract
 from heterps_runtime.clock import steady_time
-from heterps_runtime.tls import client_context
 
 __all__ = [
     "Figures",
@@ -36,6 +35,7 @@ __all__ = [
     "MeasurementError",
     "Meter",
     "PrometheusServer",
+    "Scraped",
     "Scraping",
     "WorkerFigures",
     "measured",
@@ -53,7 +53,6 @@ _NAMES = (
     contract.METRIC_STEP_SECONDS,
     *_METERS,
 )
-_CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # a response with all series is several times as long
 # A sample with its labels, and a label: https://prometheus.io/docs/instrumenting/exposition_formats/. The parser of
 # prometheus_client takes ten times as long, half the time of a turn.
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})?[ \t]+([^ \t]+)(?:[ \t]+-?\d+)?[ \t]*")
@@ -61,8 +60,7 @@ _LABEL = re.compile(r'[ \t]*(\w+)="((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
 # The time of the expressions grows with the square of a line's length, and labels are cached. The names of namespace
 # and job have 126 characters at most.
 _LONGEST_LINE = 1_000
-_MOST_BYTES = 4 * 1024 * 1024  # of a coordinator's series: 5,000 workers
-_MOST_BYTES_OF_SERVER = 16 * 1024 * 1024  # JSON is longer
+_MOST_BYTES = 16 * 1024 * 1024  # of a Prometheus server's answer
 _RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slow down every turn
 _PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
 _PATIENCE_SECONDS = 60.0  # before the user is told: a Prometheus server scrapes every 15 to 60 s
@@ -106,6 +104,23 @@ class _Sample(NamedTuple):  # thousands are created per second
     value: float
 
 
+class Scraped(Protocol):
+    """A coordinator, as far as it is measured."""
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`, or https."""
+        ...
+
+    def metrics(self, names: Iterable[str]) -> str:
+        """Return its series of these names, as Prometheus text.
+
+        Raises:
+            MeasurementError: no answer, or a refusal.
+        """
+        ...
+
+
 class Measurement(Protocol):
     """A source of one job's figures.
 
@@ -118,8 +133,8 @@ class Measurement(Protocol):
         """See above."""
         ...
 
-    def read(self, address: str) -> Figures:
-        """Return the current figures of the job whose coordinator is at `address`, `http(s)://host:port`.
+    def read(self, coordinator: Scraped) -> Figures:
+        """Return the current figures of the job of a coordinator.
 
         Raises:
             MeasurementError: no figures are available; the message names the fix.
@@ -245,32 +260,17 @@ def _gather(samples: Iterable[_Sample]) -> Figures:
 
 
 class Scraping:
-    """Scrapes the coordinator itself.
-
-    Args:
-        token: the job's shared secret, which a coordinator with encryption requires.
-        timeout_seconds: time limit of the whole response.
-    """
+    """Scrapes the coordinator itself."""
 
     pause_seconds = 1.0
 
-    def __init__(self, token: str, timeout_seconds: float = 2.0) -> None:
-        self._token = token
-        self._timeout = timeout_seconds
-        self._context: ssl.SSLContext | None = None  # once it is needed
-
-    def read(self, address: str) -> Figures:
+    def read(self, coordinator: Scraped) -> Figures:
         """See `Measurement.read`."""
-        url = address + contract.PATH_METRICS
-        encrypted = urlsplit(address).scheme == "https"
-        if encrypted and self._context is None:
-            self._context = client_context(self._token)
-        context = self._context if encrypted else None
-        text = _get(url + _CHOICE, self._timeout, _MOST_BYTES, {"Accept": "text/plain"}, context)
+        text = coordinator.metrics(_NAMES)
         try:
             return read_figures(text)
         except MeasurementError as error:
-            raise MeasurementError(f"{url}: {error}") from error
+            raise MeasurementError(f"{coordinator.address}{contract.PATH_METRICS}: {error}") from error
 
 
 class PrometheusServer:
@@ -335,7 +335,7 @@ class PrometheusServer:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"
             except OSError as error:
                 raise MeasurementError(f"{self._token_file}: cannot be read: {error.strerror}") from error
-        text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, _MOST_BYTES_OF_SERVER, headers, self._context)
+        text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, _MOST_BYTES, headers, self._context)
         targets: dict[Target, list[_Sample]] = {}
         try:
             document = json.loads(text)
@@ -377,8 +377,8 @@ class _JobAtPrometheus:
         self._monotonic = monotonic
         self._changed: dict[Target, tuple[float, float]] = {}  # the coordinator's time, and when it was new here
 
-    def read(self, address: str) -> Figures:
-        """See `Measurement.read`; the coordinator's address is not needed."""
+    def read(self, coordinator: Scraped) -> Figures:
+        """See `Measurement.read`; the coordinator itself is not asked."""
         found, now = self._server.figures(self._namespace, self._job), self._monotonic()
         before, self._changed = self._changed, {}
         for target, figures in found.items():
@@ -435,27 +435,27 @@ class Meter:
         self._since: float | None = None  # start of the source's outage
         self._told = False
 
-    def measure(self, view: CoordinatorView, address: str) -> tuple[CoordinatorView, tuple[Event, ...]]:
+    def measure(self, view: CoordinatorView, coordinator: Scraped) -> tuple[CoordinatorView, tuple[Event, ...]]:
         """Put the current figures into a view.
 
         Args:
             view: view of a training coordinator.
-            address: address of the coordinator.
+            coordinator: the same coordinator.
 
         Returns:
             The view, with nothing measured while the source does not answer, and a warning if that lasts.
         """
         now = self._clock()
         events: tuple[Event, ...] = ()
-        if address != self._address:
-            self._address, self._figures, self._next = address, None, 0.0
+        if coordinator.address != self._address:
+            self._address, self._figures, self._next = coordinator.address, None, 0.0
         if now >= self._next:
-            events = self._read(address, now)
+            events = self._read(coordinator, now)
         return measured(view, self._figures), events
 
-    def _read(self, address: str, now: float) -> tuple[Event, ...]:
+    def _read(self, coordinator: Scraped, now: float) -> tuple[Event, ...]:
         try:
-            self._figures = self._source.read(address)
+            self._figures = self._source.read(coordinator)
         except MeasurementError as error:
             self._figures, self._next = None, self._clock() + max(_RETRY_SECONDS, self._source.pause_seconds)
             self._since = now if self._since is None else self._since

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.api.shapes import UnreadableError
-from heterps_operator.loop import coordinator_client
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_operator.measure import http_requests, measurement
-from heterps_operator.measure.http_requests import HttpResponse, NoResponseError, send_request
+from heterps_operator.measure.http_requests import HttpConnection, HttpResponse, NoResponseError, send_request
 from heterps_operator.measure.measurement import MeasurementError, PrometheusServer, read_figures
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.doubles import replaced
@@ -42,7 +41,7 @@ _AT_SERVER = PrometheusServer("http://127.0.0.1:1").of("ml", "job")
 def _ask(data: bytes) -> dict[str, Any]:
     """Ask a coordinator whose answer has this body."""
     response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
-    with replaced(coordinator_client, "send_request", lambda *_, **__: response):
+    with replaced(HttpConnection, "send", lambda *_, **__: response):
         return _CLIENT.status()
 
 
@@ -60,10 +59,7 @@ class _Connection:
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
 
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         return None
 
     def settimeout(self, seconds: float) -> None:
@@ -89,7 +85,7 @@ def _query(data: bytes) -> None:
     """Query a Prometheus server whose answer has this body."""
     response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
     with replaced(measurement, "send_request", lambda *_, **__: response):
-        _AT_SERVER.read("")
+        _AT_SERVER.read(_CLIENT)
 
 
 def _read_address(data: bytes) -> None:

@@ -11,8 +11,8 @@ __all__ = ["ApiServer", "replaced"]
 
 
 @contextmanager
-def replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """Replace a name of a module for a while; `unittest.mock.patch` takes longer than most parsers."""
+def replaced(module: ModuleType | type, name: str, value: Any) -> Iterator[None]:
+    """Replace a name of a module or class for a while; `unittest.mock.patch` takes longer than most parsers."""
     original = getattr(module, name)
     setattr(module, name, value)
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -49,7 +50,18 @@ class Client:
         assert self.seconds == LEASE_SECONDS / 5, "a request that hangs leaves time for others"
 
 
-def test_whatever_acts_asks_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """Processes may have 512 files open, unless they ask for more; returns how many they may ask for."""
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
+
+
+def test_whatever_acts_asks_the_lease_and_each_job_may_have_a_connection(
+    monkeypatch: pytest.MonkeyPatch, few_files: int
+) -> None:
     held, made = [True], list[OperatorContext]()
 
     class Supervised:
@@ -70,6 +82,7 @@ def test_whatever_acts_asks_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lease, "is_held", lambda lease: held[0])
     options = ["--metrics-port=0", "--lease-namespace=heterps-system", f"--lease-seconds={LEASE_SECONDS}"]
     assert main(["operator", *options]) != 0
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files, few_files)
     [cluster] = made
     api: Any = cluster.api
     assert api.may_write is not None

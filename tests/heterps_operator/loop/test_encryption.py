@@ -51,15 +51,16 @@ def address() -> Iterator[str]:
 
 
 def test_status_and_metrics_are_read_over_tls(address: str) -> None:
-    assert CoordinatorClient(address, TOKEN, 30).status() == {"authorization": f"Bearer {TOKEN}"}
-    assert Scraping(TOKEN, 30).read(address).measured == 5
+    client = CoordinatorClient(address, TOKEN, 30)
+    assert client.status() == {"authorization": f"Bearer {TOKEN}"}
+    assert Scraping().read(client).measured == 5
 
 
 def test_who_does_not_hold_the_token_gets_the_cause(address: str) -> None:
     with pytest.raises(CoordinatorError, match=r"does not answer \(.*certificate verify failed"):
         CoordinatorClient(address, "the token of another job", 30).status()
     with pytest.raises(MeasurementError, match=r"does not answer \(.*certificate verify failed"):
-        Scraping("the token of another job", 30).read(address)
+        Scraping().read(CoordinatorClient(address, "the token of another job", 30))
     in_clear = address.replace("https:", "http:")
     with pytest.raises(CoordinatorError, match="does not answer"):
         CoordinatorClient(in_clear, TOKEN, 30).status()

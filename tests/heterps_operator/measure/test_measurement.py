@@ -17,11 +17,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from heterps_operator.errors import UsageError
+from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import (
     Figures,
     MeasurementError,
     Meter,
     PrometheusServer,
+    Scraped,
     Scraping,
     WorkerFigures,
     measured,
@@ -33,6 +35,7 @@ from tests.heterps_operator.helpers.world import World as ReconciledWorld
 from tests.heterps_runtime.helpers.coordinator_world import World
 
 NOW = 1_700_000_000.0
+ABSENT = CoordinatorClient("http://absent:1", "token")  # which a Prometheus server makes unnecessary
 STAGES = [("cpu", 0, 2), ("card", 2, 1)]
 VIEW = {
     "phase": "Training",
@@ -205,7 +208,7 @@ def test_scraping_reads_the_coordinators_metrics() -> None:
         return 200, text()
 
     with serving(answer) as address:
-        assert Scraping("token").read(address) == read_figures(text())
+        assert Scraping().read(CoordinatorClient(address, "token")) == read_figures(text())
     assert urlsplit(asked[0]).path == "/metrics"
     assert "heterps_worker_step_seconds" in parse_qs(urlsplit(asked[0]).query)["name[]"]
 
@@ -213,19 +216,24 @@ def test_scraping_reads_the_coordinators_metrics() -> None:
 def test_scraping_says_what_went_wrong() -> None:
     with (
         serving(lambda *_: (503, "starting")) as address,
-        pytest.raises(MeasurementError, match=r"/metrics: answers with 503 .*: starting"),
+        pytest.raises(MeasurementError, match=r"^GET /metrics: refused with 503: starting$"),
     ):
-        Scraping("token").read(address)
-    with pytest.raises(MeasurementError, match=r"^http://127.0.0.1:\d+/metrics: does not answer \(.*refused\)$"):
-        Scraping("token").read(address)
+        Scraping().read(CoordinatorClient(address, "token"))
+    with pytest.raises(MeasurementError, match=r"^GET /metrics: http://127.0.0.1:\d+ does not answer \(.*refused\)$"):
+        Scraping().read(CoordinatorClient(address, "token"))
+    with (
+        serving(lambda *_: (200, "<html>")) as address,
+        pytest.raises(MeasurementError, match=r"^http://127.0.0.1:\d+/metrics: there is no series heterps_training_"),
+    ):
+        Scraping().read(CoordinatorClient(address, "token"))
 
 
 def test_an_answer_without_end_is_given_up_at_its_limit() -> None:
     with (
         serving(lambda *_: (200, "#" * (4 * 2**20 + 1))) as address,
-        pytest.raises(MeasurementError, match=r"/metrics: the response is larger than 4194304 bytes$"),
+        pytest.raises(MeasurementError, match=r"/metrics: .* the response is larger than 4194304 bytes$"),
     ):
-        Scraping("token", 30).read(address)
+        Scraping().read(CoordinatorClient(address, "token", 30))
 
 
 def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> None:
@@ -251,7 +259,7 @@ def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> 
     thread.start()
     try:
         with pytest.raises(MeasurementError, match=r"no complete response within 0\.2 s"):
-            Scraping("token", 0.2).read(f"http://127.0.0.1:{server.server_port}")
+            Scraping().read(CoordinatorClient(f"http://127.0.0.1:{server.server_port}", "token", 0.2))
     finally:
         ended.set()
         server.shutdown()
@@ -274,7 +282,7 @@ def vector(*texts: tuple[str, dict[str, Any]]) -> str:
 def ask(answer: Answer, **options: Any) -> Figures:
     with serving(answer) as address:
         server = PrometheusServer(f"{address}/prometheus/", **options)
-        return server.of("ml", "flights").read("http://absent:1")
+        return server.of("ml", "flights").read(ABSENT)
 
 
 def test_a_prometheus_server_gives_the_same_figures() -> None:
@@ -313,13 +321,13 @@ def test_figures_age_from_when_they_were_new_here_whatever_clock_the_coordinator
     with serving(answer) as address:
         job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
         for elapsed[0] in (0.0, 60.0, 120.0):
-            assert job.read("").samples_per_second == 50_000.0
+            assert job.read(ABSENT).samples_per_second == 50_000.0
         for ages[0] in (30.0, 90.0, 91.0):  # it is not scraped any more
             elapsed[0] = 120.0 + ages[0]
             if ages[0] <= 90.0:
-                assert job.read("").measured == NOW + ahead + 120.0
+                assert job.read(ABSENT).measured == NOW + ahead + 120.0
         with pytest.raises(MeasurementError, match="the series of job ml/flights are 91 s old; does it still scrape"):
-            job.read("")
+            job.read(ABSENT)
 
 
 def test_a_coordinator_counts_that_comes_after_one_whose_clock_was_ahead() -> None:
@@ -332,9 +340,9 @@ def test_a_coordinator_counts_that_comes_after_one_whose_clock_was_ahead() -> No
 
     with serving(answer) as address:
         job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
-        assert job.read("").samples_per_second == 1.0
+        assert job.read(ABSENT).samples_per_second == 1.0
         elapsed[0] = 15.0
-        assert job.read("").samples_per_second == 50_000.0
+        assert job.read(ABSENT).samples_per_second == 50_000.0
 
 
 def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
@@ -347,10 +355,10 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
     with serving(answer) as address:
         server = PrometheusServer(address, token_file=token).of("ml", "flights")
         with pytest.raises(MeasurementError, match="token: cannot be read"):
-            server.read("")
+            server.read(ABSENT)
         for word in ("one", "two"):
             token.write_text(word + "\n")
-            server.read("")
+            server.read(ABSENT)
     assert seen == ["Bearer one", "Bearer two"]
 
 
@@ -401,7 +409,7 @@ class Source:
         self.seconds = 0.0  # duration of a read
         self.watch: Watch | None = None
 
-    def read(self, address: str) -> Figures:
+    def read(self, coordinator: Scraped) -> Figures:
         self.reads += 1
         if self.watch is not None:
             self.watch.now += self.seconds
@@ -419,7 +427,7 @@ class Watch:
 
     def look(self, seconds: float = 1.0, address: str = "http://c:1") -> tuple[float, list[tuple[str, str, str]]]:
         self.now += seconds
-        view, events = self.meter.measure(CoordinatorView.from_json(VIEW), address)
+        view, events = self.meter.measure(CoordinatorView.from_json(VIEW), CoordinatorClient(address, "token"))
         return view.samples_per_second, [(e.type, e.reason, e.message) for e in events]
 
 
