@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from heterps_operator.api.quantity import parse_quantity
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import unbuilt
 from tests.cluster.faults import COMPARED, HELD, held
@@ -85,11 +86,11 @@ class Queue:
         found: Json = self._admin.get("clusterqueue", self.name)["status"]
         return found
 
-    def used(self) -> int:
-        """Return the units that count as used."""
+    def used(self, resource: str = UNIT) -> float:
+        """Return how much of a resource counts as used."""
         [flavor] = self.state()["flavorsReservation"]
-        [amount] = [int(entry["total"]) for entry in flavor["resources"] if entry["name"] == UNIT]
-        return amount
+        [amount] = [parse_quantity(entry["total"]) for entry in flavor["resources"] if entry["name"] == resource]
+        return float(amount)
 
     def workloads(self) -> dict[str, Json]:
         """Return the Workloads of the namespace by name."""
@@ -231,10 +232,33 @@ def test_workers_that_are_added_wait_for_quota_and_those_that_leave_give_it_back
     wait_until("two work", lambda: len(working(job)) == 2, PATIENCE_SECONDS, more=job.story)
 
 
+def test_a_queued_job_changes_its_number_of_servers_while_it_trains(
+    make_queued: Make, place: Queue, expected_model: Json
+) -> None:
+    place.open()
+    job = make_queued("changed", {**COMPARED, "checkpoint.everySteps": 1000})
+    with held(job):
+        job.submit().wait_for_step(3)
+        worker, cores = working(job), place.used("cpu")
+        job.patch({"parameterServer": {"replicas": 2}})
+        wait_until("it has two servers", lambda: len(working(job, "ps")) == 2, PATIENCE_SECONDS, more=job.story)
+        assert len(place.workloads()) == 2
+        assert place.used("cpu") > cores
+        job.wait_for_step(job.step() + 5)
+        job.patch({"parameterServer": {"replicas": 1}})
+        wait_until("it has one server", lambda: len(working(job, "ps")) == 1, PATIENCE_SECONDS, more=job.story)
+        wait_until("its quota is given back", lambda: place.used("cpu") == cores, PATIENCE_SECONDS, more=job.story)
+        assert working(job) == worker
+    status = job.wait_for_phase("Succeeded")
+    assert (status["plan"]["revision"], status["plan"]["reason"], status["restarts"]) == (3, "Redivided", 0)
+    assert not job.told("Resumed")
+    assert_same_model(job.model(), expected_model)
+
+
 def waits(job: ClusterJob) -> bool:
     return bool(job.condition("PodsReady")["reason"] == "WaitingForQuota")
 
 
-def working(job: ClusterJob) -> list[str]:
-    pods = job.pods("worker")
+def working(job: ClusterJob, role: str = "worker") -> list[str]:
+    pods = job.pods(role)
     return [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
