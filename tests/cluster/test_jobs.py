@@ -12,6 +12,7 @@ import pytest
 from heterps_operator.kubernetes.names import COORDINATOR_PORT, MESSAGE_PORT, METRICS_PORT
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_runtime.contract import PATH_METRICS
+from tests.cluster.cluster import POOL_LABEL
 from tests.cluster.faults import COMPARED
 from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import wait_until
@@ -125,3 +126,17 @@ def test_a_pod_that_fits_no_node_is_told_on_the_job(make: Make) -> None:
     # What is free is told again when it changes: the operator may learn of the last test's end after its first answer.
     free = f"2 of 64 of {job.pool_name} are free"
     wait_until("it is told", lambda: free in job.condition("Planned")["message"], PATIENCE_SECONDS, more=job.story)
+
+
+def test_pools_on_different_nodes_are_measured_at_the_same_time(make: Make) -> None:
+    job = make("measured", spec={"scheduling": {}})
+    job.add_pool("other", nodeSelector={POOL_LABEL: "accelerator"})
+    job.submit(profiled=False)
+
+    def measuring() -> bool:
+        nodes = {pod["spec"].get("nodeName") for pod in job.pods("profile") if pod["status"]["phase"] == "Running"}
+        return len(nodes) == 2
+
+    wait_until("both are measured", measuring, PATIENCE_SECONDS, more=job.story)
+    job.wait_for_condition("Profiled", "True", "AllPoolsMeasured", PATIENCE_SECONDS)
+    job.wait_for_phase("Running", "Succeeded")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from heterps_operator.api.job import JobSpec
+from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.control import reporting, termination
 from heterps_operator.control.choices import as_chosen
 from heterps_operator.control.disruptions import failures, liveness
@@ -21,6 +21,7 @@ from heterps_operator.control.disruptions.crowding import judge_crowding, limite
 from heterps_operator.control.disruptions.departures import judge_departures
 from heterps_operator.control.history import record_plan
 from heterps_operator.control.market import judge_prices, note_start
+from heterps_operator.control.measuring import pools_to_measure
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing import quota, waiting
@@ -166,38 +167,40 @@ def _advance(
     )
     planning = quota.without_others(observed)
     status = _drop_plan(planning, status)
-    missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
+    missing = tuple(pool for pool in job.pools if pool.name not in observed.profiles)
     if status.plan is not None:
         status, actions = _run(job, observed, status, status.plan)
     elif missing:
-        status, actions = _profile(job, observed, status, missing[0])
+        status, actions = _profile(job, observed, status, missing)
     else:
         status, actions = _make_plan(job, planning, status)
     return status, ends + actions
 
 
-def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
-    """Measure the pools one after the other: two at once would measure each other."""
-    spec, now = profiler(job, pool), observed.time
-    missing = tuple(profiler(job, pool.name) for pool in job.pools if pool.name not in observed.profiles)
-    status, admitted, asks = quota.ask_for_all(observed, status, (coordinator(), *missing))
+def _profile(
+    job: JobSpec, observed: Observed, status: Status, missing: Sequence[PoolSpec]
+) -> tuple[Status, tuple[Action, ...]]:
+    """Measure the model on the missing pools, of which the first is waited for."""
+    first, now = missing[0], observed.time
+    specs = {pool.name: profiler(job, pool.name) for pool in missing}
+    status, admitted, asks = quota.ask_for_all(observed, status, (coordinator(), *specs.values()))
     if not admitted:
         return status, asks
     # The wait does not count as time that pods take to start.
-    if spec.units > observed.capacity.free_units.get(pool, spec.units):
-        text = f"one worker of pool {pool} is needed to measure the model there"
-        text = waiting.with_place(f"{text}: ", job, observed, (pool,))
+    if not observed.capacity.fits({first.name: first.units_per_pod}):
+        text = f"one worker of pool {first.name} is needed to measure the model there"
+        text = waiting.with_place(f"{text}: ", job, observed, (first.name,))
         status = status.with_phase(Phase.PENDING, now)
         return _release(observed, status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now))
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
-        status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
+        status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {first.name}", now)
     status = status.with_phase(Phase.PROFILING, now)
     actions = _ensure(observed, status, coordinator())
     if observed.coordinator is None:
         return status, actions
-    if any(p.running and p.spec.role == "profile" and p.name != spec.name for p in observed.processes):
-        return status, actions
-    return status, actions + _ensure(observed, status, spec)
+    for pool in pools_to_measure(job, observed.profiles, observed.processes, observed.capacity):
+        actions += _ensure(observed, status, specs[pool.name])
+    return status, actions
 
 
 def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:

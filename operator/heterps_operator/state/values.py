@@ -234,6 +234,7 @@ class PoolCapacity:
     # By pool: what the jobs of the namespace may hold together, if that leaves less than the pool has.
     namespace_limits: Mapping[str, int] = field(default_factory=dict)
     place: Place | None = None  # in the line of waiting jobs
+    apart: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pool: those that it shares no node with
 
     def fits(self, units: Mapping[str, int]) -> bool:
         """Whether other jobs leave so many units, by pool."""

@@ -59,6 +59,34 @@ def test_a_profiler_that_has_delivered_and_stays_is_ended_before_the_next_one_st
     assert world.status.failures == 0
 
 
+def test_pools_without_a_common_node_are_measured_at_the_same_time() -> None:
+    world = World()
+    world.apart = {"cpu": frozenset({"gpu"}), "gpu": frozenset({"cpu"})}
+    world.settle()
+    world.listen()
+    assert started(world.settle()) == ["profile-cpu", "profile-gpu"]
+    world.deliver("gpu")
+    assert started(world.settle()) == []
+    world.deliver("cpu")
+    assert any(isinstance(action, ComputePlan) for action in world.settle())
+
+
+def test_a_pool_that_others_use_is_measured_later_and_the_first_one_is_waited_for() -> None:
+    world = World()
+    world.apart = {"cpu": frozenset({"gpu"}), "gpu": frozenset({"cpu"})}
+    world.free_units = {"gpu": 0}
+    world.settle()
+    world.listen()
+    assert started(world.settle()) == ["profile-cpu"]
+    world.free_units = {}
+    assert started(world.settle()) == ["profile-gpu"]
+    world.free_units = {"cpu": 0}
+    world.end("profile-cpu", 1)
+    world.settle()
+    assert world.status.condition("Profiled").reason == "WaitingForCapacity"
+    assert world.running() == {"coordinator", "profile-gpu"}
+
+
 def test_profiles_of_earlier_runs_are_not_measured_again() -> None:
     world = World()
     world.profiles = {"cpu": PROFILE, "gpu": PROFILE}

@@ -114,6 +114,7 @@ class World:
         self.most_units: dict[str, int] = {}
         self.room: dict[str, int] = {}
         self.holders: dict[str, tuple[tuple[str, int], ...]] = {}
+        self.apart: dict[str, frozenset[str]] = {}
         self.prices: dict[str, PriceHistory] = {}  # of pools whose price may change
         self.quota: dict[str, QuotaRequest] | None = None  # the requests of a job in a queue
         self.actions: list[Action] = []
@@ -139,7 +140,13 @@ class World:
             planning=self.planning,
             outcome=self.outcome,
             stop_requested=self.stop_requested,
-            capacity=PoolCapacity(dict(self.free_units), dict(self.most_units), dict(self.room), dict(self.holders)),
+            capacity=PoolCapacity(
+                dict(self.free_units),
+                dict(self.most_units),
+                dict(self.room),
+                dict(self.holders),
+                apart=dict(self.apart),
+            ),
             prices=dict(self.prices),
             quota=None if self.quota is None else tuple(self.quota.values()),
         )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit
+from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit, pools_apart
 from tests.heterps_operator.helpers.nodes import condition, make_node, make_pool, status_of
 
 NOW = 1_700_000_000.0
@@ -57,6 +57,26 @@ def test_a_pool_without_selector_has_every_node_with_the_resource() -> None:
     pool = make_pool(deviceType="GPU", resourceName="nvidia.com/gpu")
     capacity = pool_capacity(pool, [make_node("a"), make_node("b", cards="8")])
     assert (capacity.units, capacity.ready, capacity.without_resource) == (8, ("b",), ())
+
+
+def test_pools_are_apart_if_they_select_by_one_label_with_different_values() -> None:
+    selectors = {
+        "any": {},
+        "cores": {"kind": "cpu"},
+        "fast": {"kind": "cpu", "disk": "fast"},
+        "slow": {"kind": "cpu", "disk": "slow"},
+        "cards": {"card": "v100"},
+        "other cards": {"card": "h100", "kind": "gpu"},
+    }
+    apart = pools_apart({name: make_pool(nodeSelector=selector) for name, selector in selectors.items()})
+    assert apart == {
+        "any": frozenset(),
+        "cores": {"other cards"},
+        "fast": {"slow", "other cards"},
+        "slow": {"fast", "other cards"},
+        "cards": {"other cards"},
+        "other cards": {"cores", "fast", "slow", "cards"},
+    }
 
 
 READY = make_node("a")

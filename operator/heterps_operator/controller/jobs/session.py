@@ -6,7 +6,7 @@ a changed spec, the controller opens a new session with the state of the old one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.choices import as_chosen, as_claimed
+from heterps_operator.control.measuring import pools_to_measure
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing.waiting import needs_units, waiting_job
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, judge_plan, resumes
@@ -32,6 +33,7 @@ from heterps_operator.kubernetes.building.pods import scheduling_policy
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.queue import KueueQueue
 from heterps_operator.kubernetes.reading.images import moved_images
+from heterps_operator.kubernetes.reading.pools import pools_apart
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
@@ -141,6 +143,7 @@ class JobSession:
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())
         pools = {str(pool["metadata"]["name"]): pool for pool in manifest.pools}
+        self._apart = pools_apart(pools)
         self._queued = scheduling_policy(job).get("gang") == "Kueue"
         self._priority_class = scheduling_policy(job).get("priorityClassName")
         self._substrate = KubernetesSubstrate(
@@ -243,6 +246,7 @@ class JobSession:
                 pool: limit for pool in pools if (limit := ledger.namespace_limit(pool, holder)) is not None
             },
             place=line.place(holder),
+            apart=self._apart,
         )
         plan = self.status.plan
         if self.status.phase != Phase.RUNNING and (plan is None or not capacity.fits(plan.units)):
@@ -387,13 +391,16 @@ class JobSession:
             self._written = place
 
     def _units(self, status: Status) -> dict[str, int]:
-        """Return the units that the job needs, by pool: those of its plan, or of the next profiler."""
+        """Return the units that the job needs, by pool: those of its plan, or of its profilers."""
         if status.outcome is not None:
             return {}
         if status.queued and status.phase == Phase.PENDING:
             return {}  # others may use them while the job waits for quota
         if status.plan is not None:
             return status.plan.units
-        pools: Sequence[Any] = self._loop.job.pools if status.phase == Phase.PROFILING else ()
-        missing = next((pool for pool in pools if pool.name not in self._loop.profiles), None)
-        return {} if missing is None else {missing.name: missing.units_per_pod}
+        if status.phase != Phase.PROFILING:
+            return {}
+        job, measured = self._loop.job, self._loop.profiles
+        found = pools_to_measure(job, measured, self._substrate.processes(), self._capacity())
+        first = [pool for pool in job.pools if pool.name not in measured][:1]  # may wait for one that ends
+        return {pool.name: pool.units_per_pod for pool in (*first, *found)}

@@ -27,6 +27,7 @@ __all__ = [
     "pool_capacity",
     "pool_limit",
     "pool_status",
+    "pools_apart",
     "unit_resource",
 ]
 
@@ -113,6 +114,23 @@ def in_pool(node: Json, spec: Json) -> bool:
     """
     labels = node["metadata"].get("labels") or {}
     return all(labels.get(key) == value for key, value in (spec.get("nodeSelector") or {}).items())
+
+
+def pools_apart(pools: Mapping[str, Json]) -> dict[str, frozenset[str]]:
+    """Return for each pool those that share no node with it: both select by one label, with different values.
+
+    Args:
+        pools: DevicePools by name.
+    """
+    selectors = {name: dict(pool["spec"].get("nodeSelector") or {}) for name, pool in pools.items()}
+    return {
+        name: frozenset(
+            other
+            for other, theirs in selectors.items()
+            if any(theirs.get(label, value) != value for label, value in selector.items())
+        )
+        for name, selector in selectors.items()
+    }
 
 
 def declared_capacity(pool: Json, orphaned: int) -> Capacity:
