@@ -17,7 +17,7 @@ import pytest
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.loop.coordinator_answers import read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient
-from heterps_operator.measure.http_requests import HttpResponse
+from heterps_operator.measure.http_requests import HttpConnection, HttpResponse
 from heterps_planner.balancing import WorkerEstimate
 from tests.heterps_operator.helpers import life as lives
 from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS, STATE
@@ -129,11 +129,11 @@ def test_its_coordinator_may_answer(trained: tuple[Large, list[int]], monkeypatc
     assert life.coordinator is not None
     text = json.dumps(life.coordinator.document())
 
-    def answer(method: str, url: str, *, most_bytes: int, **_: Any) -> HttpResponse:
+    def answer(connection: HttpConnection, method: str, target: str, *, most_bytes: int, **_: Any) -> HttpResponse:
         assert len(text) < 0.75 * most_bytes
         return HttpResponse(200, "OK", text)
 
-    monkeypatch.setattr("heterps_operator.loop.coordinator_client.send_request", answer)
+    monkeypatch.setattr(HttpConnection, "send", answer)
     document = CoordinatorClient("http://10.0.0.1:7400", "token").status()
     assert len(read_status(document).members) == PROCESSES - 1
 
