@@ -48,7 +48,7 @@ def test_taints_are_tolerated_as_kubernetes_says(tolerations: list[dict[str, str
     assert capacity.tainted == (() if tolerated else ("a (dedicated=ml:NoSchedule)",))
 
 
-def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
+def test_a_taint_that_only_prefers_excludes_no_node() -> None:
     node = make_node("a", taints=[{"key": "slow", "effect": "PreferNoSchedule"}])
     assert pool_capacity(make_pool(), [node]).units == 4
 

@@ -138,7 +138,7 @@ def test_the_coordinators_own_series_are_understood() -> None:
     assert found.measured == figures.measured
 
 
-def test_whoever_scrapes_may_choose_series_by_name() -> None:
+def test_a_scraper_may_choose_series_by_name() -> None:
     world = World(STAGES).begin()
     chosen = JobMetrics(world.core, world.config, lambda: world.now).render({"heterps_worker_batch_size"}).decode()
     assert {line.partition("{")[0] for line in chosen.splitlines() if line[0] != "#"} == {"heterps_worker_batch_size"}
