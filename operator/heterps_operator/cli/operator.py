@@ -160,7 +160,10 @@ def _share_arenas() -> None:
 def _allow_connections() -> None:
     """Raise the limit of open files as far as allowed: each running job has a connection, and 1,024 files are usual."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:  # the kernel's own limit, fs.nr_open, is lower
+        _LOG.warning("the limit of open files cannot be raised to %d: %s", most, error)
 
 
 def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]:

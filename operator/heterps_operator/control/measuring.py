@@ -16,7 +16,8 @@ def pools_to_measure(
 ) -> tuple[PoolSpec, ...]:
     """Return the pools that have or get a profiler now: any number that have no node in common.
 
-    Two profilers on one node would measure each other. On this machine all pools are one node.
+    Two profilers on one node would measure each other. A job on one machine has no pools that are known to be apart,
+    and measures them in turn.
 
     Args:
         job: the job.

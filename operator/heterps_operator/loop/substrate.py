@@ -70,7 +70,7 @@ class Queue(Protocol):
 
 
 class Coordinator(Scraped, Protocol):
-    """A job's coordinator. Every method raises CoordinatorError if there is no answer, or a refusal."""
+    """A job's coordinator. Its own methods raise CoordinatorError if there is no answer, or a refusal."""
 
     def status(self) -> dict[str, Any]:
         """The job as the coordinator sees it."""

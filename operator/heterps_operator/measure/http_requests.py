@@ -44,8 +44,8 @@ class HttpResponse:
 class HttpConnection:
     """Requests to one server, over one connection for as long as the server keeps it open. Not thread-safe.
 
-    A new connection costs as much processor time as the rest of a request; over TLS, five times as much. It is closed
-    with this object.
+    A new connection costs two thirds of the processor time of the rest of a request; over TLS, seven times as much as
+    that. It is closed with this object.
 
     Args:
         address: `http://host:port`, or with a context `https://host:port`.

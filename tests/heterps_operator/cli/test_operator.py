@@ -93,3 +93,17 @@ def test_whatever_acts_asks_the_lease_and_each_job_may_have_a_connection(
     assert not api.may_write()
     with pytest.raises(CoordinatorError, match="no longer holds the Lease"):
         coordinator.send(RequestStop())
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_told_and_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(what: int, limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(operator_module, "connect", lambda *_, **__: Client())
+    monkeypatch.setattr(operator_module, "log_to_stderr", lambda form, verbose: None)
+    monkeypatch.setattr(Lease, "acquire", lambda lease, stop: False)
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) == 0
+    assert "cannot be raised to" in caplog.text
