@@ -12,7 +12,7 @@ from heterps_operator.addresses import is_uri
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.cli.session import JOB_FILES, Programs
 from heterps_operator.errors import StoreError, UsageError
-from heterps_operator.local.processes import guarded
+from heterps_operator.local.children import guarded
 from heterps_operator.local.workspace import work_directory
 
 __all__ = ["ask_runtime", "checkpoints_of"]

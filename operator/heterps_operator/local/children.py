@@ -14,16 +14,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from heterps_operator.local.fork_server import MOST_BYTES
-from heterps_operator.local.processes import guarded
 
-__all__ = ["Child", "Command", "ForkServer", "Program"]
+__all__ = ["Child", "Command", "ForkServer", "Forked", "Program", "guarded"]
 
 _LOG = logging.getLogger("heterps.operator")
 _STOP_SECONDS = 5.0
-_ANSWER_BYTES = 16  # an exit code in decimal digits
+_ANSWER_BYTES = 16  # a number in decimal digits
 
 _Server = subprocess.Popen[bytes]
 
@@ -65,6 +64,18 @@ def _new(file: Path) -> BinaryIO:
 
 
 # --- a new interpreter ------------------------------------------------------------------------------------------------
+
+
+def guarded(command: Sequence[str], memory_bytes: int | None = None) -> list[str]:
+    """Return the command line that runs `command` only as long as this process lives.
+
+    Args:
+        command: program and arguments.
+        memory_bytes: limit of its address space; None: no limit.
+    """
+    guard = str(Path(__file__).with_name("guard.py"))
+    limits = [] if memory_bytes is None else [str(memory_bytes)]
+    return [sys.executable, "-I", "-S", guard, str(os.getpid()), *limits, "--", *command]
 
 
 class Command:
@@ -114,16 +125,56 @@ class _Spawned:
 # --- a fork -----------------------------------------------------------------------------------------------------------
 
 
+class Forked:
+    """A child that a server forks.
+
+    Args:
+        connection: the child's, to the server.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def pid(self) -> int:
+        """Wait until it is forked, and return its pid, which stays its own until `release`; 0: there is no child.
+
+        Called once, before `wait`.
+        """
+        return self._receive() or 0
+
+    def wait(self) -> int | None:
+        """Wait for its end; return the exit code, as in `subprocess`, or None if the server has died, and it too."""
+        return self._receive()
+
+    def kill(self) -> None:
+        """Kill it with its children, unless it has ended."""
+        with contextlib.suppress(OSError):  # the server has died
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def release(self) -> None:
+        """Forget it; one that still runs is killed."""
+        self._connection.close()
+
+    def _receive(self) -> int | None:
+        try:
+            answer = self._connection.recv(_ANSWER_BYTES)
+        except ConnectionResetError:
+            return None
+        return int(answer) if answer else None
+
+
 class ForkServer:
     """A program whose children are forked from one process that has imported it. Thread-safe.
 
-    The server starts when it is needed, and again if it has died. A child that dies with it is started once more.
+    The server starts when it is needed, and again if it has died.
 
     Args:
         function: `MODULE:FUNCTION`, called with the list of arguments.
         first: arguments before those of each child.
         modules: what else to import.
         environment: variables besides this process's.
+        folder: in which it and its children run; None: this process's.
+        log: file for what its imports print; None: this process's standard error.
     """
 
     def __init__(
@@ -133,10 +184,14 @@ class ForkServer:
         first: Sequence[str] = (),
         modules: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
+        folder: Path | None = None,
+        log: Path | None = None,
     ) -> None:
         self._command = (sys.executable, "-P", "-m", "heterps_operator.local.fork_server", function, *modules)
         self._first = tuple(first)
         self._environment = environment
+        self._folder = folder
+        self._log = log
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
@@ -156,43 +211,63 @@ class ForkServer:
             self._ready()
 
     def start(self, arguments: Sequence[str], output: Path, messages: Path, memory_bytes: int | None) -> Child:
-        """Start a child (`Program.start`)."""
-        request = json.dumps({"arguments": [*self._first, *arguments], "memory_bytes": memory_bytes}).encode()
-        assert len(request) <= MOST_BYTES
+        """Start a child (`Program.start`); one that dies with the server is started once more."""
+        request = {"arguments": [*self._first, *arguments], "memory_bytes": memory_bytes}
 
-        def connect(dead: _Server | None) -> tuple[socket.socket, _Server]:
+        def connect(dead: _Server | None) -> tuple[Forked, _Server]:
             with _new(output) as standard_output, _new(messages) as standard_error:
                 return self._connect(request, (standard_output.fileno(), standard_error.fileno()), dead)
 
-        return _Forked(connect)
+        return _Restarting(connect)
+
+    def fork(
+        self, arguments: Sequence[str], output: BinaryIO, variables: Mapping[str, str], title: Sequence[str]
+    ) -> Forked:
+        """Start a child.
+
+        Args:
+            arguments: of the function, after the first ones.
+            output: file for its standard output and error.
+            variables: of its environment, besides the server's.
+            title: its command line, as other programs see it; cut off where it is longer than the server's.
+
+        Raises:
+            OSError: the server cannot be started.
+        """
+        request = {"arguments": [*self._first, *arguments], "environment": dict(variables), "title": list(title)}
+        return self._connect(request, (output.fileno(), output.fileno()), None)[0]
 
     def close(self) -> None:
         """End the server and its children."""
         with self._lock:
             self._stop()
 
-    def _connect(self, request: bytes, files: tuple[int, int], dead: _Server | None) -> tuple[socket.socket, _Server]:
-        """Send a request; return the connection of its child, and the server.
+    def _connect(
+        self, request: Mapping[str, Any], files: tuple[int, int], dead: _Server | None
+    ) -> tuple[Forked, _Server]:
+        """Send a request; return its child, and the server.
 
         Args:
-            request: arguments and limits.
+            request: as the server reads it, without descriptors.
             files: descriptors of standard output and error.
             dead: a server that has ended a connection without an answer. The kernel closes the sockets of a dying
                 process in any order, so it may seem to take requests for a moment.
         """
-        ours, theirs = socket.socketpair()
+        message = json.dumps(request).encode()
+        assert len(message) <= MOST_BYTES
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._lock, theirs:
                 if dead is not None and dead is self._process:
                     self._stop()
                 descriptors = [theirs.fileno(), *files]
                 try:
-                    socket.send_fds(self._ready(), [request], descriptors)
+                    socket.send_fds(self._ready(), [message], descriptors)
                 except (BrokenPipeError, ConnectionResetError):  # it has just died
                     self._stop()
-                    socket.send_fds(self._ready(), [request], descriptors)
+                    socket.send_fds(self._ready(), [message], descriptors)
                 assert self._process is not None
-                return ours, self._process
+                return Forked(ours), self._process
         except BaseException:
             ours.close()
             raise
@@ -203,13 +278,15 @@ class ForkServer:
             return self._requests
         self._stop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, contextlib.ExitStack() as files:
             try:
                 self._process = subprocess.Popen(
                     self._command,
+                    cwd=self._folder,
                     env={**os.environ, **self._environment},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
+                    stderr=None if self._log is None else files.enter_context(self._log.open("ab")),
                     start_new_session=True,
                 )
             except BaseException:
@@ -231,20 +308,20 @@ class ForkServer:
                 self._process.wait()
 
 
-class _Forked:
-    """A child of the server; a thread waits for its end.
+class _Restarting:
+    """A child that starts once more if its server dies; a thread waits for its end.
 
     Args:
-        connect: starts it, and returns its connection and its server; takes the server that it had, if that has died.
+        connect: starts it, and returns it and its server; takes the server that it had, if that has died.
     """
 
-    def __init__(self, connect: Callable[[_Server | None], tuple[socket.socket, _Server]]) -> None:
+    def __init__(self, connect: Callable[[_Server | None], tuple[Forked, _Server]]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._killed = False
         self._code = -signal.SIGKILL
         self._ended = threading.Event()
-        self._connection, self._server = connect(None)
+        self._forked, self._server = connect(None)
         threading.Thread(target=self._follow, name="child", daemon=True).start()
 
     def wait(self, seconds: float = 0.0) -> int | None:
@@ -254,33 +331,30 @@ class _Forked:
         with self._lock:
             self._killed = True
             if not self._ended.is_set():
-                with contextlib.suppress(OSError):  # the server has died
-                    self._connection.shutdown(socket.SHUT_WR)
+                self._forked.kill()
         self._ended.wait()
 
     def _follow(self) -> None:
-        answer = self._answer()
-        if not answer:  # the server has died, and the child with it
+        code = self._wait()
+        if code is None:  # the server has died, and the child with it
             try:
-                answer = self._answer() if self._again() else b""
+                code = self._wait() if self._again() else None
             except OSError:
                 _LOG.exception("a child cannot be started again")
         with self._lock:
-            self._connection.close()
-            if answer:
-                self._code = int(answer)
+            self._forked.release()
+            if code is not None:
+                self._code = code
             self._ended.set()
 
     def _again(self) -> bool:
         """Start the child once more unless it was killed."""
         with self._lock:
             if not self._killed:
-                self._connection.close()
-                self._connection, self._server = self._connect(self._server)
+                self._forked.release()
+                self._forked, self._server = self._connect(self._server)
             return not self._killed
 
-    def _answer(self) -> bytes:
-        try:
-            return self._connection.recv(_ANSWER_BYTES)
-        except ConnectionResetError:
-            return b""
+    def _wait(self) -> int | None:
+        self._forked.pid()
+        return self._forked.wait()

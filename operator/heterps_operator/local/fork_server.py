@@ -2,20 +2,23 @@
 
     python -P -m heterps_operator.local.fork_server MODULE:FUNCTION [MODULE...] < a socket
 
-Importing the planner takes longer than most plans do. The server imports it once and does nothing else: it never runs
-the function itself, reads no file of a job, and has one thread, so each child starts from the same, clean state, and
-fork is safe. A child differs from a process of its own in nothing else: it leads its session, has its own limit of
-memory and its own output, and the kernel kills it when the server ends.
+Importing the planner takes longer than most plans do, and importing torch longer than the first steps of a worker. The
+server imports a program once and does nothing else: it never runs the function itself, reads no file of a job, and has
+one thread, so each child starts from the same, clean state, and fork is safe. A child differs from a process of its own
+in nothing else: it leads its session, has its own limit of memory and its own output, and the kernel kills it when the
+server ends.
 
 `children.ForkServer` starts it. Its standard input is a socket, each message of which is a request: JSON, with three
-descriptors. The first is a connection for this child alone. The server sends its exit code there, and kills the child
-if the other end is closed before. The others are the child's standard output and error. The server ends, with all
-children, at the end of its input, which comes when the operator dies.
+descriptors. The first is a connection for this child alone. The server sends its pid there, and its exit code when it
+has ended. The pid stays the child's until the other end is closed, as the server waits for the child only then. If the
+other end is closed earlier, the server kills the child. The other descriptors are the child's standard output and
+error. The server ends, with all children, at the end of its input, which comes when the operator dies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -26,8 +29,9 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from heterps_operator.local.guard import end_with_parent, limit_memory
@@ -45,9 +49,19 @@ Function = Callable[[list[str]], Any]
 @dataclass(frozen=True)
 class _Request:
     arguments: list[str]
-    memory_bytes: int | None
     output: int  # descriptors
     messages: int
+    memory_bytes: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)  # variables besides the server's
+    title: list[str] | None = None  # its command line, as other programs see it
+
+
+@dataclass(eq=False)
+class _Forked:
+    pid: int
+    connection: socket.socket
+    ended: bool = False  # its exit code was sent
+    unwanted: bool = False  # the connection's other end is closed
 
 
 class _Server:
@@ -61,7 +75,7 @@ class _Server:
     def __init__(self, requests: socket.socket, function: Function) -> None:
         self._requests = requests
         self._function = function
-        self._children: dict[int, socket.socket] = {}  # connections by pid
+        self._children: set[_Forked] = set()  # that were not waited for
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -81,10 +95,9 @@ class _Server:
                         return
                 elif key.fileobj is ended:
                     ended.recv(MOST_BYTES)
-                    self._reap()
-                elif key.data in self._children:  # its answer is wanted no more
-                    self._selector.unregister(key.fileobj)
-                    _kill(key.data)
+                    self._tell()
+                else:
+                    self._give_up(key.data)
 
     def _take(self) -> bool:
         """Start the child of a request; return False at the end of the input."""
@@ -97,35 +110,54 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory
-            os.write(messages, f"heterps: the planner cannot be started: {error}\n".encode())
-            _answer(connection, _EXIT_FAILED)
+            os.write(messages, f"heterps: a process cannot be forked: {error}\n".encode())
+            with connection:
+                _send(connection, 0)
+                _send(connection, _EXIT_FAILED)
         else:
             if pid == 0:
                 _run(self._function, request, server)
-            self._children[pid] = connection
-            self._selector.register(connection, selectors.EVENT_READ, pid)
+            _send(connection, pid)
+            child = _Forked(pid, connection)
+            self._children.add(child)
+            self._selector.register(connection, selectors.EVENT_READ, child)
         os.close(output)
         os.close(messages)
         return True
 
-    def _reap(self) -> None:
-        """Tell the exit codes of children that have ended."""
-        for pid, connection in list(self._children.items()):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                del self._children[pid]
-                with contextlib.suppress(KeyError):  # killed before
-                    self._selector.unregister(connection)
-                _answer(connection, os.waitstatus_to_exitcode(status))
+    def _tell(self) -> None:
+        """Send the exit codes of children that have ended."""
+        for child in [child for child in self._children if not child.ended]:
+            found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                child.ended = True
+                _send(child.connection, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+                if child.unwanted:
+                    self._reap(child)
+
+    def _give_up(self, child: _Forked) -> None:
+        """The other end of a child's connection is closed."""
+        self._selector.unregister(child.connection)
+        child.unwanted = True
+        if child.ended:
+            self._reap(child)
+        else:
+            _kill(child.pid)
+
+    def _reap(self, child: _Forked) -> None:
+        """Wait for a child that has ended: its pid may be another process's from now on."""
+        os.waitpid(child.pid, 0)
+        child.connection.close()
+        self._children.remove(child)
 
     def _end_all(self) -> None:
-        for pid in self._children:
-            _kill(pid)
+        for child in self._children:
+            _kill(child.pid)
 
 
-def _answer(connection: socket.socket, code: int) -> None:
-    with connection, contextlib.suppress(OSError):  # the operator has closed its end
-        connection.send(str(code).encode())
+def _send(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the operator has closed its end
+        connection.send(str(number).encode())
 
 
 def _kill(pid: int) -> None:
@@ -148,6 +180,11 @@ def _run(function: Function, request: _Request, server: int) -> NoReturn:
             _close_others()
             if request.memory_bytes is not None:
                 limit_memory(request.memory_bytes)
+            if request.title is not None:
+                _set_command_line(request.title)
+            os.environ.update(request.environment)
+            if (numbers := sys.modules.get("numpy.random")) is not None:
+                numbers.seed()  # all children would draw the same numbers; Python's own generator does it by itself
             code = _exit_code(function, request.arguments)
     finally:
         os._exit(code)
@@ -159,6 +196,14 @@ def _close_others() -> None:
         if int(name) > _STANDARD_ERROR:
             with contextlib.suppress(OSError):  # of this list
                 os.close(int(name))
+
+
+def _set_command_line(words: Sequence[str]) -> None:
+    """Replace this process's command line, as far as there is room for another one (proc(5), `arg_start`)."""
+    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"".join(word.encode() + b"\0" for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _exit_code(function: Function, arguments: list[str]) -> int:
@@ -182,9 +227,12 @@ def _exit_code(function: Function, arguments: list[str]) -> int:
 def main(arguments: list[str]) -> None:
     """Import the function and further modules, then serve."""
     requests, (function, *modules) = socket.socket(fileno=sys.stdin.fileno()), arguments
+    gc.disable()  # it finds nothing in what modules make
     for module in modules:
-        importlib.import_module(module)
+        with contextlib.suppress(Exception):  # a child that imports it itself says in its own output what is wrong
+            importlib.import_module(module)
     server = _Server(requests, pkgutil.resolve_name(function))
+    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise each child's first collection copies all pages
     server.serve()

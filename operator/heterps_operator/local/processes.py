@@ -9,6 +9,8 @@ Safety rules:
   group also ends processes that it started.
 - The kernel kills the children if the controller is killed (guard.py). It watches the *thread* that started them, so
   `start` belongs to the thread that runs the loop.
+- Workers and profilers fork from a process that has imported torch (fork_server.py). `start` does not wait for it, so
+  that one of them may have no pid yet. It is waited for only when it is marked as ended here, as every child is.
 - Waiting uses a pipe, not a `threading.Event`: a signal handler may write to a pipe at any moment.
 """
 
@@ -26,31 +28,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import read_json, write_json
+from heterps_operator.local.children import ForkServer, guarded
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.clock import steady_time
-from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, Role
 
-__all__ = ["RUNTIME_COMMAND", "ProcessSubstrate", "end_leftovers", "guarded", "read_last_lines", "start_identity"]
+__all__ = ["RUNTIME_COMMAND", "ProcessSubstrate", "end_leftovers", "read_last_lines", "start_identity"]
 
 # -P: the runtime must not import a user's file that shadows a standard module.
 RUNTIME_COMMAND = (sys.executable, "-P", "-m", "heterps_runtime")
+_RUNTIME_FUNCTION = "heterps_runtime.__main__:main"
+_COMPUTING = frozenset({Role.WORKER, Role.PROFILE})  # which import torch
+_COMPUTING_MODULES = ("heterps_runtime.worker.main", "heterps_runtime.profiler.measure")
 _TAIL_BYTES = 65_536
 _LEFTOVER_GRACE_SECONDS = 3.0
-
-
-def guarded(command: Sequence[str], memory_bytes: int | None = None) -> list[str]:
-    """Return the command line that runs `command` only as long as this process lives.
-
-    Args:
-        command: program and arguments.
-        memory_bytes: limit of its address space; None: no limit.
-    """
-    guard = str(Path(__file__).with_name("guard.py"))
-    limits = [] if memory_bytes is None else [str(memory_bytes)]
-    return [sys.executable, "-I", "-S", guard, str(os.getpid()), *limits, "--", *command]
 
 
 def start_identity(pid: int) -> str | None:
@@ -119,12 +114,53 @@ def end_leftovers(record: Path, grace_seconds: float = _LEFTOVER_GRACE_SECONDS) 
     return names
 
 
+class _Process(Protocol):
+    """A child process; `children.Forked` is one, too."""
+
+    def pid(self) -> int:
+        """Wait until it has a pid; 0: it was not started."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait for its end; return the exit code, as in `subprocess`, or None if it was killed with its server."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it, though its pid may not be known."""
+        ...
+
+    def release(self) -> None:
+        """Forget it, once it has ended: its pid may be another process's from now on."""
+        ...
+
+
+class _Spawned:
+    """A child with an interpreter of its own."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def wait(self) -> int | None:
+        ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def release(self) -> None:
+        self._popen.wait()
+
+
 @dataclass
 class _Child:
     view: ProcessView
-    popen: subprocess.Popen[bytes]
-    identity: str | None
+    process: _Process
     log: Path
+    identity: str | None = None
     watcher: threading.Thread | None = None
     kill_at: float | None = None  # monotonic; None: not asked to end, or already killed
 
@@ -136,7 +172,7 @@ class ProcessSubstrate:
         work_directory: folder of logs, the ready file and the record of pids.
         configuration: path of the run configuration.
         token: the job's shared secret.
-        runtime_command: command line of the runtime, without role and arguments.
+        runtime_command: command line of the runtime, without role and arguments; any but ours gets no fork server.
         port: port of the coordinator; 0: any free port.
         environment: environment of the children.
         clock: Unix seconds.
@@ -171,6 +207,7 @@ class ProcessSubstrate:
             ENV_TOKEN: token,
         }
         self._children: dict[str, _Child] = {}
+        self._servers: dict[int, ForkServer] = {}  # by the number of threads, which libraries read on their import
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -222,7 +259,7 @@ class ProcessSubstrate:
             previous = self._children.get(spec.name)
             assert previous is None or not previous.view.running, f"{spec.name} is still running"
         log = self._rotate(spec.name)
-        environment = {**self._environment, **process_variables(spec)}
+        variables = process_variables(spec)
         arguments = list(spec.arguments)
         if spec.role == "coordinator":
             self._ready.unlink(missing_ok=True)
@@ -230,19 +267,26 @@ class ProcessSubstrate:
         else:
             address = self.coordinator_address()
             assert address is not None, f"{spec.name} is started before the coordinator listens"
-            environment[ENV_COORDINATOR] = address
+            variables[ENV_COORDINATOR] = address
+        view = ProcessView(spec, started=self._clock(), log=str(log))
         with log.open("wb") as output:
-            popen = subprocess.Popen(
-                guarded([*self._command, *arguments]),
-                cwd=self._work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        view = ProcessView(spec, started=self._clock(), pid=popen.pid, log=str(log))
-        child = _Child(view, popen, start_identity(popen.pid), log)
+            if self._command == RUNTIME_COMMAND and spec.role in _COMPUTING:
+                title = [*RUNTIME_COMMAND, *arguments]
+                child = _Child(view, self._server(spec).fork(arguments, output, variables, title), log)
+            else:
+                spawned = _Spawned(
+                    subprocess.Popen(
+                        guarded([*self._command, *arguments]),
+                        cwd=self._work,
+                        env={**self._environment, **variables},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+                child = _Child(view, spawned, log)
+                _identify(child, spawned.pid())
         with self._lock:
             self._children[spec.name] = child
             self._write_record()
@@ -257,7 +301,7 @@ class ProcessSubstrate:
                 return
             child.view = replace(child.view, stopping=True)
             child.kill_at = time.monotonic() + grace_seconds
-            _signal_group(child.popen.pid, signal.SIGTERM)
+            _signal(child, signal.SIGTERM)
 
     def kill_all(self) -> None:
         """Kill every process at once; safe in a signal handler only if `start` is not on the stack."""
@@ -265,7 +309,7 @@ class ProcessSubstrate:
             for child in self._children.values():
                 if child.view.running:
                     child.view = replace(child.view, stopping=True)
-                    _signal_group(child.popen.pid, signal.SIGKILL)
+                    _signal(child, signal.SIGKILL)
 
     def close(self) -> None:
         """Kill running processes, wait for them, and close the pipe."""
@@ -273,6 +317,8 @@ class ProcessSubstrate:
         for child in self._children.values():
             if child.watcher is not None:
                 child.watcher.join()
+        for server in self._servers.values():
+            server.close()
         os.close(self._wake_write)
         os.close(self._wake_read)
 
@@ -280,17 +326,22 @@ class ProcessSubstrate:
 
     def _watch(self, child: _Child) -> None:
         """Wait for one child in its own thread."""
-        pid = child.popen.pid
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if not child.view.pid:
+            pid = child.process.pid()
+            with self._lock:
+                _identify(child, pid)
+                self._write_record()
+        code = child.process.wait()
         with self._lock:
             # Still a zombie, so its group id cannot be reused. Kill everything that it started.
-            _signal_group(pid, signal.SIGKILL)
-            code = child.popen.wait()
+            if code is not None:
+                _signal(child, signal.SIGKILL)
+            child.process.release()
             child.kill_at = None
             child.view = replace(
                 child.view,
                 ended=self._clock(),
-                exit_code=code,
+                exit_code=-signal.SIGKILL if code is None else code,
                 last_lines=read_last_lines(child.log, self._tail_lines),
             )
             self._write_record()
@@ -302,14 +353,26 @@ class ProcessSubstrate:
             for child in self._children.values():
                 if child.kill_at is not None and child.view.running and child.kill_at <= now:
                     child.kill_at = None
-                    _signal_group(child.popen.pid, signal.SIGKILL)
+                    _signal(child, signal.SIGKILL)
+
+    def _server(self, spec: ProcessSpec) -> ForkServer:
+        """Return the server that forks processes with as many threads as this one."""
+        if spec.threads not in self._servers:
+            self._servers[spec.threads] = ForkServer(
+                _RUNTIME_FUNCTION,
+                modules=_COMPUTING_MODULES,
+                environment={**self._environment, **process_variables(spec)},
+                folder=self._work,
+                log=self._logs / f"imports-{spec.threads}.log",
+            )
+        return self._servers[spec.threads]
 
     def _write_record(self) -> None:
         """Record the running pids for a later controller's `end_leftovers`; the lock is held."""
         running = [
             {"name": child.view.name, "pid": child.view.pid, "identity": child.identity}
             for child in self._children.values()
-            if child.view.running
+            if child.view.running and child.view.pid
         ]
         # Only needed if the kernel did not kill them with us (guard.py), so a full disk must not fail the run.
         with contextlib.suppress(OSError):
@@ -326,6 +389,16 @@ class ProcessSubstrate:
         return log
 
 
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+def _identify(child: _Child, pid: int) -> None:
+    child.view, child.identity = replace(child.view, pid=pid), start_identity(pid)
+
+
+def _signal(child: _Child, number: int) -> None:
+    """Send a signal to a child that was not released, and to its group; the substrate's lock is held."""
+    if not child.view.pid:
+        child.process.kill()  # it has done nothing that it could end in order
+        return
+    for send in (os.killpg, os.kill):  # it may not lead its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(child.view.pid, number)
+            return

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.local.processes import RUNTIME_COMMAND, guarded
+from heterps_operator.local.children import guarded
+from heterps_operator.local.processes import RUNTIME_COMMAND
 from heterps_runtime.__main__ import main
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.documents import write_json
-from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, guarded, read_last_lines, start_identity
+from heterps_operator.local.children import guarded
+from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, read_last_lines, start_identity
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.contract import Role
 
@@ -140,7 +141,7 @@ def test_closing_ends_everything(tmp_path: Path, substrate: ProcessSubstrate) ->
 def test_children_die_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     controller = (
         "import subprocess, sys, signal\n"
-        "from heterps_operator.local.processes import guarded\n"
+        "from heterps_operator.local.children import guarded\n"
         "program = [sys.executable, '-c', 'import signal; print(1, flush=True); signal.pause()']\n"
         "child = subprocess.Popen(guarded(program), stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
