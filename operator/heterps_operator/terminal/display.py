@@ -151,7 +151,8 @@ class PlainDisplay(_Lines):
 
     def _say_processes(self, turn: Turn) -> None:
         for process in turn.observed.processes:
-            state = f"pid {process.pid} " + ("runs" if process.running else f"ended with {process.exit_code}")
+            place = f"pid {process.pid} " if process.pid else ""
+            state = place + ("runs" if process.running else f"ended with {process.exit_code}")
             if self._known.get(process.name) != state:
                 self._known[process.name] = state
                 self.say(event_line(Event("Normal", "Process", f"{process.name}: {state}", turn.observed.time)))

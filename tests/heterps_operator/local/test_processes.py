@@ -12,45 +12,32 @@ from pathlib import Path
 
 import pytest
 
-from heterps_operator.documents import write_json
+from heterps_operator.control.environment import process_variables
+from heterps_operator.documents import read_json, write_json
+from heterps_operator.local import processes
 from heterps_operator.local.children import guarded
 from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, read_last_lines, start_identity
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.contract import Role
+from tests.heterps_operator.helpers.misbehaving import PROGRAM
 
-# The coordinator listens; what another process does is the name of its pool.
-PROGRAM = """
-import os, signal, sys, time
-role = sys.argv[sys.argv.index('--pool') + 1] if '--pool' in sys.argv else sys.argv[1]
-if role == 'coordinator':
-    ready = sys.argv[sys.argv.index('--ready-file') + 1]
-    if '--mute' not in sys.argv:
-        import json
-        open(ready + '.tmp', 'w').write(json.dumps({'http': 'http://127.0.0.1:1', 'pid': os.getpid()}))
-        os.replace(ready + '.tmp', ready)
-    print('listening', flush=True)
-    signal.pause()
-elif role == 'stubborn':
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    open('up', 'w').close()
-    while True: signal.pause()
-elif role == 'talker':
-    for i in range(100): print('line', i)
-    print(os.environ['OMP_NUM_THREADS'], os.environ['HETERPS_COORDINATOR'], os.environ['HETERPS_TOKEN'])
-    sys.exit(7)
-elif role == 'parent':
-    import subprocess
-    child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])
-    open('child.tmp', 'w').write(str(child.pid))
-    os.replace('child.tmp', 'child')
-    signal.pause()
-"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=["spawned", "forked"])
+def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether workers fork."""
+    if request.param == "forked":
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setattr(processes, "RUNTIME_COMMAND", PROGRAM)
+        monkeypatch.setattr(processes, "_RUNTIME_FUNCTION", "tests.heterps_operator.helpers.misbehaving:run")
+        monkeypatch.setattr(processes, "_COMPUTING_MODULES", ())
+    return bool(request.param == "forked")
 
 
 @pytest.fixture
-def substrate(tmp_path: Path) -> Iterator[ProcessSubstrate]:
-    command = (sys.executable, "-c", PROGRAM)
-    made = ProcessSubstrate(tmp_path, tmp_path / "run.json", "secret", runtime_command=command)
+def substrate(forked: bool, tmp_path: Path) -> Iterator[ProcessSubstrate]:
+    made = ProcessSubstrate(tmp_path, tmp_path / "run.json", "secret", runtime_command=PROGRAM)
     made.start(ProcessSpec("coordinator", Role.COORDINATOR))
     while made.coordinator_address() is None:
         made.wait(0.01)
@@ -112,6 +99,69 @@ def test_a_process_that_obeys_is_not_killed(substrate: ProcessSubstrate) -> None
     assert await_end(substrate, "coordinator").exit_code == -signal.SIGTERM
 
 
+def test_a_worker_that_obeys_is_not_killed(substrate: ProcessSubstrate, tmp_path: Path) -> None:
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "obedient"))
+    await_file(substrate, tmp_path / "up")
+    substrate.stop("worker-0-0", 60.0)
+    assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGTERM
+
+
+def test_a_worker_looks_the_same_to_other_programs(substrate: ProcessSubstrate, tmp_path: Path) -> None:
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "obedient"))
+    await_file(substrate, tmp_path / "up")
+    while not (pid := view(substrate, "worker-0-0").pid):
+        substrate.wait(0.01)
+    words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    assert words == [*PROGRAM, "worker", "--pool", "obedient"]
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/cwd") == str(tmp_path)
+    recorded = (read_json(tmp_path / "processes.json") or {})["processes"]
+    assert {"name": "worker-0-0", "pid": pid, "identity": start_identity(pid)} in recorded
+
+
+@pytest.mark.parametrize("forked", ["forked"], indirect=True)
+def test_a_worker_that_is_not_forked_yet_can_be_ended(
+    substrate: ProcessSubstrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "slow_to_import.py").write_text(f"open({str(tmp_path / 'fifo')!r}).read()")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path / 'modules'}")
+    monkeypatch.setattr(processes, "_COMPUTING_MODULES", ("slow_to_import",))
+    other = ProcessSubstrate(tmp_path, tmp_path / "run.json", "t", runtime_command=PROGRAM)
+    other.start(ProcessSpec("coordinator", Role.COORDINATOR))
+    while other.coordinator_address() is None:
+        other.wait(0.01)
+    other.start(ProcessSpec("worker-0-0", Role.WORKER, "stubborn"))
+    with (tmp_path / "fifo").open("w"):
+        assert view(other, "worker-0-0").running
+        assert view(other, "worker-0-0").pid == 0
+        other.stop("worker-0-0", 60.0)
+    assert await_end(other, "worker-0-0").exit_code == -signal.SIGKILL
+    other.close()
+
+
+@pytest.mark.parametrize("forked", ["forked"], indirect=True)
+def test_workers_end_with_their_fork_server_and_new_ones_start(substrate: ProcessSubstrate, tmp_path: Path) -> None:
+    for _ in range(2):
+        (tmp_path / "up").unlink(missing_ok=True)
+        substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "stubborn"))
+        await_file(substrate, tmp_path / "up")
+        pid = substrate._servers[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("forked", ["forked"], indirect=True)
+def test_what_cannot_be_imported_is_said_by_the_process_that_needs_it(
+    substrate: ProcessSubstrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_COMPUTING_MODULES", ("no_such_module",))
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "talker"))
+    assert await_end(substrate, "worker-0-0").exit_code == 7, "it needs no such module"
+
+
 def test_what_a_process_started_ends_with_it(substrate: ProcessSubstrate, tmp_path: Path) -> None:
     substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "parent"))
     child = int(await_file(substrate, tmp_path / "child"))
@@ -129,9 +179,7 @@ def test_each_attempt_has_its_own_log(substrate: ProcessSubstrate, tmp_path: Pat
 
 
 def test_closing_ends_everything(tmp_path: Path, substrate: ProcessSubstrate) -> None:
-    other = ProcessSubstrate(
-        tmp_path / "b", tmp_path / "run.json", "t", runtime_command=(sys.executable, "-c", PROGRAM)
-    )
+    other = ProcessSubstrate(tmp_path / "b", tmp_path / "run.json", "t", runtime_command=PROGRAM)
     other.start(ProcessSpec("coordinator", Role.COORDINATOR))
     pid = other.processes()[0].pid
     other.close()
@@ -189,3 +237,30 @@ def test_the_last_lines_of_a_log_skip_blank_ones_and_survive_odd_bytes(tmp_path:
     (tmp_path / "log").write_bytes(b"one\n\n  \ntwo \xff\nthree\n")
     assert read_last_lines(tmp_path / "log", 2) == ("two \ufffd", "three")
     assert read_last_lines(tmp_path / "none", 2) == ()
+
+
+FORKS = """
+import importlib, os, sys, torch
+def asked(*_):
+    raise AssertionError("a driver was asked, and a forked process could not use it any more")
+for name in ("_cuda_init", "_cuda_getDeviceCount", "_xpu_init", "_xpu_getDeviceCount"):
+    if hasattr(torch._C, name):
+        setattr(torch._C, name, asked)
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+for task in os.listdir("/proc/self/task"):
+    print(open(f"/proc/self/task/{task}/comm").read().strip())
+"""
+
+
+def test_what_workers_need_leaves_their_server_fit_to_fork() -> None:
+    """It has one thread, besides the allocator's, which survives a fork, and it has not asked a driver for cards."""
+    variables = process_variables(ProcessSpec("worker-0-0", Role.WORKER))
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, *processes._COMPUTING_MODULES],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len([thread for thread in done.stdout.split() if thread != "jemalloc_bg_thd"]) == 1, done.stdout
