@@ -242,6 +242,13 @@ class ForkServer:
         with self._lock:
             self._stop()
 
+    def kill(self) -> None:
+        """End the server at once, whatever it does, and its children."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+
     def _connect(
         self, request: Mapping[str, Any], files: tuple[int, int], dead: _Server | None
     ) -> tuple[Forked, _Server]:

@@ -28,11 +28,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import read_json, write_json
-from heterps_operator.local.children import ForkServer, guarded
+from heterps_operator.local.children import Forked, ForkServer, guarded
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, Role
@@ -114,28 +113,8 @@ def end_leftovers(record: Path, grace_seconds: float = _LEFTOVER_GRACE_SECONDS) 
     return names
 
 
-class _Process(Protocol):
-    """A child process; `children.Forked` is one, too."""
-
-    def pid(self) -> int:
-        """Wait until it has a pid; 0: it was not started."""
-        ...
-
-    def wait(self) -> int | None:
-        """Wait for its end; return the exit code, as in `subprocess`, or None if it was killed with its server."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it, though its pid may not be known."""
-        ...
-
-    def release(self) -> None:
-        """Forget it, once it has ended: its pid may be another process's from now on."""
-        ...
-
-
 class _Spawned:
-    """A child with an interpreter of its own."""
+    """A child with an interpreter of its own, and the methods of one that is forked."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -148,9 +127,6 @@ class _Spawned:
         assert ended is not None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
-    def kill(self) -> None:
-        self._popen.kill()
-
     def release(self) -> None:
         self._popen.wait()
 
@@ -158,9 +134,10 @@ class _Spawned:
 @dataclass
 class _Child:
     view: ProcessView
-    process: _Process
+    process: _Spawned | Forked
     log: Path
     identity: str | None = None
+    server: ForkServer | None = None  # which forks it
     watcher: threading.Thread | None = None
     kill_at: float | None = None  # monotonic; None: not asked to end, or already killed
 
@@ -271,8 +248,8 @@ class ProcessSubstrate:
         view = ProcessView(spec, started=self._clock(), log=str(log))
         with log.open("wb") as output:
             if self._command == RUNTIME_COMMAND and spec.role in _COMPUTING:
-                title = [*RUNTIME_COMMAND, *arguments]
-                child = _Child(view, self._server(spec).fork(arguments, output, variables, title), log)
+                server, title = self._server(spec), [*RUNTIME_COMMAND, *arguments]
+                child = _Child(view, server.fork(arguments, output, variables, title), log, server=server)
             else:
                 spawned = _Spawned(
                     subprocess.Popen(
@@ -334,7 +311,7 @@ class ProcessSubstrate:
         code = child.process.wait()
         with self._lock:
             # Still a zombie, so its group id cannot be reused. Kill everything that it started.
-            if code is not None:
+            if code is not None and child.view.pid:
                 _signal(child, signal.SIGKILL)
             child.process.release()
             child.kill_at = None
@@ -396,7 +373,11 @@ def _identify(child: _Child, pid: int) -> None:
 def _signal(child: _Child, number: int) -> None:
     """Send a signal to a child that was not released, and to its group; the substrate's lock is held."""
     if not child.view.pid:
+        assert isinstance(child.process, Forked)
+        assert child.server is not None
         child.process.kill()  # it has done nothing that it could end in order
+        if number == signal.SIGKILL:  # the server's import may hang
+            child.server.kill()
         return
     for send in (os.killpg, os.kill):  # it may not lead its group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):

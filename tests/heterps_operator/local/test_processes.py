@@ -119,26 +119,34 @@ def test_a_worker_looks_the_same_to_other_programs(substrate: ProcessSubstrate, 
     assert {"name": "worker-0-0", "pid": pid, "identity": start_identity(pid)} in recorded
 
 
-@pytest.mark.parametrize("forked", ["forked"], indirect=True)
-def test_a_worker_that_is_not_forked_yet_can_be_ended(
-    substrate: ProcessSubstrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def importing(
+    forked: bool, tmp_path: Path, substrate: ProcessSubstrate, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
+    """A worker whose server imports a module until this descriptor is closed, at the end of the test."""
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "slow_to_import.py").write_text(f"open({str(tmp_path / 'fifo')!r}).read()")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path / 'modules'}")
+    (tmp_path / "slow_to_import.py").write_text(f"open({str(tmp_path / 'fifo')!r}).read()")
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    monkeypatch.setitem(substrate._environment, "PYTHONPATH", path)
     monkeypatch.setattr(processes, "_COMPUTING_MODULES", ("slow_to_import",))
-    other = ProcessSubstrate(tmp_path, tmp_path / "run.json", "t", runtime_command=PROGRAM)
-    other.start(ProcessSpec("coordinator", Role.COORDINATOR))
-    while other.coordinator_address() is None:
-        other.wait(0.01)
-    other.start(ProcessSpec("worker-0-0", Role.WORKER, "stubborn"))
-    with (tmp_path / "fifo").open("w"):
-        assert view(other, "worker-0-0").running
-        assert view(other, "worker-0-0").pid == 0
-        other.stop("worker-0-0", 60.0)
-    assert await_end(other, "worker-0-0").exit_code == -signal.SIGKILL
-    other.close()
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "talker"))
+    descriptor = os.open(tmp_path / "fifo", os.O_WRONLY)
+    assert view(substrate, "worker-0-0").running
+    assert view(substrate, "worker-0-0").pid == 0
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("forked", ["forked"], indirect=True)
+def test_a_worker_is_told_to_end_while_its_server_imports(substrate: ProcessSubstrate, importing: int) -> None:
+    substrate.stop("worker-0-0", 0.05)
+    assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("forked", ["forked"], indirect=True)
+def test_an_import_that_hangs_holds_up_no_end(substrate: ProcessSubstrate, importing: int) -> None:
+    substrate.kill_all()
+    assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("forked", ["forked"], indirect=True)
