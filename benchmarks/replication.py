@@ -35,6 +35,8 @@ from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.holding import Holding
 from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Shard
+from heterps_runtime.slots import slot_map
+from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.wire.messages import CopyRows, CopyShard, Generation
 from heterps_runtime.wire.security import LinkSecurity
@@ -51,13 +53,16 @@ PLAN = {
 
 
 def filled(folder: Path, rows: int) -> Shard:
-    """Return a shard with rows of one table."""
+    """Return the first of two shards, with rows of one table."""
     config = configuration(folder)
     shard = Shard(config, 0)
     shard.begin_generation(2)
-    shard.define([Table(0, "table", rows, DIM, None)], {}, {})
+    shard.define([Table(0, "table", 3 * rows, DIM, None)], {}, {})
     columns = SparseOptimizer.from_manifest(config.sparse_optimizer).state_columns(DIM)
-    for keys in np.array_split(np.random.default_rng(5).permutation(rows), max(1, rows // 100_000)):
+    keys = np.random.default_rng(5).permutation(3 * rows)
+    own = keys[shard_of(keys, slot_map(SERVERS)) == 0][:rows]
+    assert len(own) == rows
+    for keys in np.array_split(own, max(1, rows // 100_000)):
         state = {f"state/{name}": np.ones((len(keys), count), np.float32) for name, count in columns.items()}
         shard.take_rows(PART, keys, {"rows": np.ones((len(keys), DIM), np.float32), **state})
     return shard

@@ -177,15 +177,18 @@ def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
 
 
 def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_checkpoint(
-    tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery]
+    tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = configuration(tmp_path / "job", rows=4000, steps=STEPS)
     document["job"]["spec"]["checkpoint"]["everySteps"] = 5
     expected = train(RunConfig.from_json(document), torch.float64)
-    job = ThreadedJob(document)
+    gate, job = StepGate(monkeypatch, 12), ThreadedJob(document)  # two steps after a checkpoint
     job.start(TWO, 2)
     job.wait(lambda status: status["committedSteps"] >= 12)
+    generation = job.status()["generation"]
     _begin_change(job, TWO, 2, 3)
+    job.wait(lambda status: status["generation"] > generation)
+    gate.move()
     job.wait(lambda status: bool(stuck))
     lose(job, "ps-1")
     status = ended(job)
