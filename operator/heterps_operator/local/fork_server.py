@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 from heterps_operator.local.guard import end_with_parent, limit_memory
 
-__all__ = ["MOST_BYTES"]
+__all__ = ["MOST_BYTES", "exit_code"]
 
 MOST_BYTES = 65_536  # of a request
 _DESCRIPTORS = 3
@@ -131,7 +131,7 @@ class _Server:
             found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
                 child.ended = True
-                _send(child.connection, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+                _send(child.connection, exit_code(found))
                 if child.unwanted:
                     self._reap(child)
 
@@ -153,6 +153,11 @@ class _Server:
     def _end_all(self) -> None:
         for child in self._children:
             _kill(child.pid)
+
+
+def exit_code(ended: os.waitid_result) -> int:
+    """The exit code of a process that has ended, as in `subprocess`: negative for the signal that ended it."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _send(connection: socket.socket, number: int) -> None:
@@ -185,7 +190,7 @@ def _run(function: Function, request: _Request, server: int) -> NoReturn:
             os.environ.update(request.environment)
             if (numbers := sys.modules.get("numpy.random")) is not None:
                 numbers.seed()  # all children would draw the same numbers; Python's own generator does it by itself
-            code = _exit_code(function, request.arguments)
+            code = _call(function, request.arguments)
     finally:
         os._exit(code)
 
@@ -206,7 +211,7 @@ def _set_command_line(words: Sequence[str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def _exit_code(function: Function, arguments: list[str]) -> int:
+def _call(function: Function, arguments: list[str]) -> int:
     """Run the function; return the exit code that the interpreter would give, and print what it would print."""
     try:
         try:

@@ -32,6 +32,7 @@ from pathlib import Path
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import read_json, write_json
 from heterps_operator.local.children import Forked, ForkServer, guarded
+from heterps_operator.local.fork_server import exit_code
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.clock import steady_time
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, Role
@@ -125,7 +126,7 @@ class _Spawned:
     def wait(self) -> int | None:
         ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return exit_code(ended)
 
     def release(self) -> None:
         self._popen.wait()

@@ -162,12 +162,12 @@ def test_workers_end_with_their_fork_server_and_new_ones_start(substrate: Proces
 
 
 @pytest.mark.parametrize("forked", ["forked"], indirect=True)
-def test_what_cannot_be_imported_is_said_by_the_process_that_needs_it(
+def test_a_module_that_cannot_be_imported_does_not_end_the_server(
     substrate: ProcessSubstrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_COMPUTING_MODULES", ("no_such_module",))
     substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "talker"))
-    assert await_end(substrate, "worker-0-0").exit_code == 7, "it needs no such module"
+    assert await_end(substrate, "worker-0-0").exit_code == 7, "it does not need that module"
 
 
 def test_what_a_process_started_ends_with_it(substrate: ProcessSubstrate, tmp_path: Path) -> None:
