@@ -54,6 +54,7 @@ _IDENTIFIERS = {
 # Packages whose metadata name no licence, and where it stands.
 _ELSEWHERE = {
     "cel-python": ("Apache-2.0", "says so in its file LICENSE"),
+    "hdfs-native": ("Apache-2.0", "says so in its bill of materials"),
     "cuda-toolkit": ("LicenseRef-NVIDIA-Proprietary", "has no files, only requires NVIDIA's others"),
 }
 _LONGEST = 60  # characters of a name; longer values are the text of a licence
@@ -107,7 +108,8 @@ def render() -> str:
         "`python docs/generate_licences.py` writes this page from the metadata of the packages in `requirements.lock`.",
         "A test fails if the page is out of date, or if a package has no licence or one that is not permitted.",
         "Tools for development and tests are not part of an installation, nor are the Go programs of the test cluster",
-        "(Kubernetes, etcd, CoreDNS, Helm, Kueue, kwok, versitygw: Apache-2.0), which tests build from source.",
+        "(Kubernetes, etcd, CoreDNS, Helm, Kueue, kwok, versitygw: Apache-2.0; fake-gcs-server: BSD-2-Clause), which",
+        "tests build from source, nor Azurite (MIT) and Hadoop (Apache-2.0), which tests fetch.",
         "",
         "| licence | permitted because |",
         "|---|---|",

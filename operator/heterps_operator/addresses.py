@@ -12,6 +12,7 @@ _OPTIONS = re.compile(r"[?#]")
 # long, so no character is read more than twice.
 _CREDENTIALS = re.compile(r"(?<=[A-Za-z0-9+.-]://)[^/?#:]*+:.*|(?<=[sS]3://)[^/?#]*+\Z")
 _WORD = re.compile(r"\S+")
+_SECRET_OPTION = re.compile(r"(?<=[?&])(sig|sas_token|account_key|client_secret)=[^&#\s\"')]+")
 
 
 def is_uri(text: str) -> bool:
@@ -32,6 +33,7 @@ def redacted(text: str) -> str:
 
     Such addresses are refused, but the refusal itself, and messages of other programs, may quote them.
     """
+    text = _SECRET_OPTION.sub(r"\1=***", text)
     return _WORD.sub(lambda word: _redacted_word(word[0]), text) if "@" in text else text
 
 

@@ -30,12 +30,17 @@ ENV_METRICS_PORT = "HETERPS_METRICS_PORT"  # of a member's own /metrics
 ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the job's shared secret
 
 # --- addresses of data and checkpoints --------------------------------------------------------------------------------
-# A user with a password, or any user of S3, at the start of an address. Addresses are copied to logs, statuses and
-# ConfigMaps, so such an address is refused; crds/ has the same expression. `abfs://CONTAINER@ACCOUNT` is no user.
-CREDENTIALS_PATTERN = r"^([sS]3://[^/?#]*@|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\[]*:[0-9]*[^0-9/?#])"
+# A user with a password, any user of S3, or a secret among the options of an address (`sig` is that of a SAS token).
+# Addresses are copied to logs, statuses and ConfigMaps, so such an address is refused; crds/ has the same expression.
+# `abfs://CONTAINER@ACCOUNT` is no user.
+CREDENTIALS_PATTERN = (
+    r"^([sS]3://[^/?#]*@|[A-Za-z][A-Za-z0-9+.-]*://"
+    r"([^/?#\[]*:[0-9]*[^0-9/?#]|[^?#]*[?]([^#]*&)?(sig|sas_token|account_key|client_secret)=))"
+)
 CREDENTIALS_FIX = (
     "credentials do not belong into an address: remove them, and set them as environment variables (for S3 "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), on a cluster from a Secret in spec.credentials"
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for Azure AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN), on a "
+    "cluster from a Secret in spec.credentials"
 )
 
 # --- code that a job brings along, spec.code: a zip archive -----------------------------------------------------------

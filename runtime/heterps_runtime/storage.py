@@ -1,13 +1,14 @@
 """A folder, local or in an object store, in which each file is written completely or not at all.
 
-Names are relative to one root. Reading, listing and deleting use `pyarrow.fs`, which supports local disks, S3, GCS,
-Azure and HDFS. Writing depends on the guarantees of the file system:
+Names are relative to one root. Reading, listing and deleting use `pyarrow.fs` (`filesystems.py`). Writing depends on
+the guarantees of the file system:
 
 - local disks: write a temporary file beside the target, fsync, rename, fsync the folder and new folders' parents. This
   survives a power failure.
-- object stores: one put; an object appears when its upload is complete. pyarrow also completes an interrupted upload,
-  because its streams cannot be abandoned (apache/arrow#40502), so such an object is deleted again.
-- other file systems (HDFS): write a temporary file, then move it.
+- HDFS: write a temporary file, then move it.
+- S3, GCS: one put; an object appears when its upload is complete. pyarrow also completes an upload whose producer has
+  failed, because its streams cannot be abandoned (apache/arrow#40502), so such an object is deleted again.
+- Azure: the same, but pyarrow begins with an empty object, which replaces an older one.
 """
 
 from __future__ import annotations
@@ -15,20 +16,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow
 from pyarrow import fs as pafs
 
-from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.disk import sync_folder
 from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.filesystems import AddressError, first_line, open_address
 from heterps_runtime.processes.work import WorkCounter
 
 __all__ = ["Chunk", "Storage", "StorageAddressError", "StorageError"]
@@ -71,10 +70,11 @@ class StorageError(TransientError):
             return cls(doing, path, f"{_FULL[number]}{_free_space(path)}", number)
         if number in (errno.EEXIST, errno.ENOTDIR):
             return cls(doing, path, "a file exists where a folder is needed", number)
+        if number == errno.ENOENT and doing == "write":  # folders are made: it is the bucket of an object store
+            return cls(doing, path, "there is no such bucket", number)
         if number is not None:
             return cls(doing, path, os.strerror(number).lower(), number)
-        lines = str(cause).strip().splitlines() or [type(cause).__name__]
-        return cls(doing, path, lines[0], None)  # object-store clients add pages of detail
+        return cls(doing, path, first_line(cause), None)
 
 
 class Storage:
@@ -112,36 +112,21 @@ class Storage:
             raise StorageAddressError(
                 "the address of a storage must not be empty; give a folder or an address such as s3://..."
             )
-        if "://" not in text:
-            path = os.path.abspath(text)
-            return cls(pafs.LocalFileSystem(), path, path, work)
-        if re.match(CREDENTIALS_PATTERN, text):
-            raise StorageAddressError(f"the address of a storage: {CREDENTIALS_FIX}")
         try:
-            parts = urlsplit(text)
-        except ValueError as error:
-            raise StorageAddressError(f"cannot open {text.partition('?')[0]}: {error}; correct the address") from None
-        address = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        if parts.scheme == "s3" and "allow_delayed_open" not in parts.query:
-            # A file below one part's size (10 MB) then takes one request instead of three.
-            text += f"{'&' if parts.query else '?'}allow_delayed_open=true"
-        try:
-            filesystem, path = pafs.FileSystem.from_uri(text)
-        except (*_ERRORS, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(text, address)
-            raise StorageAddressError(
-                f"cannot open {address}: {reason}; use a local path or file://, s3://, gs://, abfs:// or hdfs://"
-            ) from None
-        if parts.scheme == "s3":
-            filesystem = _writing_in_foreground(filesystem)
-        return cls(filesystem, path, path if isinstance(filesystem, pafs.LocalFileSystem) else address, work)
+            filesystem, path = open_address(text)
+        except AddressError as error:
+            raise StorageAddressError(f"the address of a storage: {error}") from None
+        local = isinstance(filesystem, pafs.LocalFileSystem)
+        return cls(filesystem, path, path if local else text.partition("?")[0], work)
 
     def path(self, name: str) -> str:
         """Full path or address of `name`."""
         return f"{self.address}/{name}" if name else self.address
 
     def write_atomic(self, name: str, chunks: Chunk | Iterable[Chunk]) -> None:
-        """Write a file atomically: afterwards `name` has all chunks, or is unchanged.
+        """Write a file atomically: afterwards `name` has all chunks, or is unchanged, or is missing in an object store.
+
+        In Azure it may also be empty, if the process is killed.
 
         Args:
             name: relative name; missing folders are created.
@@ -171,7 +156,7 @@ class Storage:
         Raises:
             StorageError: the file cannot be read, or does not exist (`error.missing`).
         """
-        with self._translated("read", name), self._filesystem.open_input_file(self._inner(name)) as stream:
+        with self._translated("read", name), self._filesystem.open_input_stream(self._inner(name)) as stream:
             contents: bytes = stream.read()
         self.work.add(len(contents))
         return contents
@@ -214,25 +199,30 @@ class Storage:
 
     def folders(self) -> list[str]:
         """Sorted names of the folders directly in the root; empty if the root does not exist."""
+        if self._filesystem.type_name == "gcs":  # pyarrow's listing of one level leaves folders out
+            return sorted({name.partition("/")[0] for name in self.files() if "/" in name})
         return sorted(name for name, size in self._select("", recursive=False) if size is None)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
-        if self.size(name) is None:
-            return
-        try:
-            with self._translated("delete", name):
-                self._filesystem.delete_file(self._inner(name))
-        except StorageError as error:
-            if not error.missing:  # otherwise another process was faster
-                raise
+        if self.size(name) is not None:
+            self._delete(name, self._filesystem.delete_file)
 
     def delete_dir(self, name: str) -> None:
         """Delete a folder and its contents if it exists."""
         assert name, "the root itself is never deleted"
         if self.exists(name):
+            self._delete(name, self._filesystem.delete_dir)
+
+    def _delete(self, name: str, delete: Callable[[str], None]) -> None:
+        try:
             with self._translated("delete", name):
-                self._filesystem.delete_dir(self._inner(name))
+                delete(self._inner(name))
+        except StorageError as error:
+            # Another process was faster, or the folder was that of its files alone: pyarrow's client of GCS deletes
+            # them, and then misses an object of the folder's name.
+            if not error.missing:
+                raise
 
     def _inner(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
@@ -287,9 +277,9 @@ class Storage:
             view = view[written:]
 
     def _write_stream(self, name: str, inner: str, parts: Iterable[Chunk]) -> None:
+        with self._translated("write", name):
+            stream = self._filesystem.open_output_stream(inner)
         try:
-            with self._translated("write", name):
-                stream = self._filesystem.open_output_stream(inner)
             with self._translated("write", name), stream:
                 for part in parts:
                     stream.write(part)
@@ -302,15 +292,6 @@ class Storage:
 
 def _temporary_name(base: str) -> str:
     return f".{base}{PARTIAL}{os.getpid()}-{threading.get_ident()}"
-
-
-def _writing_in_foreground(filesystem: Any) -> Any:
-    """The same S3 client, whose `write` waits for uploads; no option of an address says that.
-
-    Otherwise `write` fills a queue in memory without limit, and only `close` waits, however slow the network is.
-    """
-    rebuild, (options,) = filesystem.__reduce__()
-    return rebuild({**options, "background_writes": False})
 
 
 def _make_folders(folder: str) -> None:

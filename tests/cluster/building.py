@@ -37,6 +37,7 @@ CPU_SECONDS = {
     "schemas": 60,
     "kwok": 120,
     "versitygw": 90,
+    "fake-gcs-server": 95,
     "kubernetes-oldest": 500,
 }
 
@@ -86,7 +87,9 @@ KUEUE = Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue")
 CONTROLLER_GEN = Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen")
 # An object store with the interface of S3: `object_store.py`.
 VERSITYGW = Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
-FOR_TESTS = (*CLUSTER, HELM, KUEUE, CONTROLLER_GEN, VERSITYGW, *OLDEST.values())
+# A store with the interface of Google Cloud Storage: `stores.py`.
+FAKE_GCS = Program("fake-gcs-server", "fake-gcs-server", "github.com/fsouza/fake-gcs-server")
+FOR_TESTS = (*CLUSTER, HELM, KUEUE, CONTROLLER_GEN, VERSITYGW, FAKE_GCS, *OLDEST.values())
 # Fake nodes and pods for the benchmark of the operator.
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok")
 

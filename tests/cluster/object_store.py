@@ -50,6 +50,10 @@ class ObjectStore(HttpServer):
             "AWS_REGION": "us-east-1",
         }
 
+    def place(self, bucket: str) -> str:
+        """Return the address of a bucket, which must exist."""
+        return f"s3://{bucket}"
+
     def bucket(self, name: str) -> Path:
         """Return the folder of a bucket, which is made if it does not exist: its files are the objects."""
         folder = self._buckets / name

@@ -9,6 +9,7 @@ from images.building import Builder, BuildError, is_current
 from tests.cluster.building import FOR_TESTS, Program, Say, build
 from tests.cluster.debian import unpack
 from tests.cluster.errors import ClusterError
+from tests.cluster.fetching import fetch
 from tests.cluster.kueue import make_manifests
 from tests.cluster.requirements import install_packages
 from tests.cluster.schemas import make_schemas
@@ -34,6 +35,7 @@ def prepare_tests(say: Say) -> None:
     make_schemas(say)
     make_manifests(say)
     unpack(say)
+    fetch(say)
     _build_image(say)
 
 

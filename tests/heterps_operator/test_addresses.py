@@ -25,12 +25,20 @@ REFUSED = (
     "abfs://container:SECRET@account.dfs.core.windows.net/c",
     "gs://user:SECRET@bucket",
 )
+REFUSED_OPTIONS = (
+    "abfs://container@account.dfs.core.windows.net/c?sv=2025&sig=SECRET%3D&se=1",
+    "abfs://container@account.dfs.core.windows.net/c?account_key=SECRET",
+    "abfs://account.blob.core.windows.net?client_id=x&client_secret=SECRET#y",
+    "ABFSS://c@a.dfs.core.windows.net/?sas_token=SECRET",
+)
 ALLOWED = (
     "s3://bucket/c?endpoint_override=http%3A%2F%2Fhost%3A9000",
     "s3://bucket/c?endpoint_override=http://host:9000",
     "s3://bucket/a@b:c",
     "gs://anonymous@bucket/c",
     "abfs://container@account.dfs.core.windows.net/c",
+    "abfs://container@account.dfs.core.windows.net/c?credential_kind=workload_identity&client_id=x",
+    "abfs://container@account.dfs.core.windows.net/sig=a",
     "hdfs://namenode:8020/c",
     "hdfs://namenode:8020",
     "hdfs://[::1]:8020/c",
@@ -47,6 +55,15 @@ def test_credentials_are_recognised_and_redacted(address: str) -> None:
     assert "SEC" not in told
     assert "KEY" not in told
     assert "://***@" in told
+
+
+@pytest.mark.parametrize("address", REFUSED_OPTIONS)
+def test_secret_options_are_recognised_and_redacted(address: str) -> None:
+    assert re.match(CREDENTIALS_PATTERN, address)
+    told = redacted(f'cannot open "{address}": no such container')
+    assert "SECRET" not in told
+    assert "=***" in told
+    assert told.endswith('": no such container')
 
 
 @pytest.mark.parametrize("address", ALLOWED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import __main__ as runs
-from tests.cluster import building, debian
+from tests.cluster import building, debian, fetching
 from tests.cluster.building import CLUSTER, CONTROLLER_GEN, FOR_TESTS, HELM, Program, build, missing, path_of
 from tests.cluster.errors import ClusterError
 from tests.cluster.golang import environment, go_problem
@@ -68,7 +69,7 @@ def test_each_module_is_built_at_once_and_only_once(machine: Machine) -> None:
     paths = build(FOR_TESTS, machine.said.append)
     assert list(paths) == [program.name for program in FOR_TESTS]
     assert all(path.exists() for path in paths.values())
-    modules = ["kubernetes", "schemas", "versitygw", "kubernetes-oldest"]
+    modules = ["kubernetes", "schemas", "versitygw", "fake-gcs-server", "kubernetes-oldest"]
     assert machine.asked("build") == machine.asked("list") == modules
     build(FOR_TESTS, machine.said.append)
     assert machine.asked("build") == modules
@@ -93,7 +94,9 @@ def test_a_build_that_fails_leaves_what_was_built_before_and_nothing_half_done(m
     machine.set("broken", "schemas\n")
     with pytest.raises(ClusterError, match=r"^go build ended with exit code 1 in schemas:\ndoes not compile$"):
         build(FOR_TESTS, machine.said.append)
-    assert {program.module for program in missing(FOR_TESTS)} == {"schemas", "versitygw", "kubernetes-oldest"}
+    assert {program.module for program in missing(FOR_TESTS)} == {
+        "schemas", "versitygw", "fake-gcs-server", "kubernetes-oldest"
+    }  # fmt: skip
     (machine.folder / "broken").unlink()
     build(FOR_TESTS, machine.said.append)
     assert missing(FOR_TESTS) == []
@@ -168,6 +171,48 @@ def test_an_installed_prometheus_is_used(machine: Machine, monkeypatch: pytest.M
     debian.unpack(machine.said.append)
     assert machine.said == []
     assert debian.program("promtool") == machine.folder / "bin" / "promtool"
+
+
+MVN = """\
+#!/bin/sh
+echo fetched >> "$HERE/mvn"
+[ -e "$HERE/unreachable" ] && echo "Could not transfer artifact" && exit 1
+mkdir jars && cat "$HERE/jar" > jars/server.jar
+"""
+
+
+def test_a_server_is_fetched_once_and_only_as_it_was_pinned(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mvn", "java"):
+        machine.set(f"bin/{name}", MVN)
+        (machine.folder / "bin" / name).chmod(0o755)
+    packages = machine.folder / "packages" / "hdfs"
+    packages.mkdir(parents=True)
+    (packages / "jars.sha256").write_text(f"{hashlib.sha256(b'right').hexdigest()}  server.jar\n")
+    monkeypatch.setattr(fetching, "PACKAGES", packages.parent)
+    monkeypatch.setattr(fetching, "FETCHED", (fetching.HADOOP,))
+    machine.set("unreachable", "")
+    with pytest.raises(ClusterError, match="mvn failed in hdfs:\nCould not transfer artifact"):
+        fetching.fetch(machine.said.append)
+    (machine.folder / "unreachable").unlink()
+    machine.set("jar", "wrong")
+    with pytest.raises(ClusterError, match=r"server\.jar: not the files of jars\.sha256"):
+        fetching.fetch(machine.said.append)
+    assert not fetching.HADOOP.path().exists()
+    machine.set("jar", "right")
+    for _ in range(2):
+        fetching.fetch(machine.said.append)
+    assert [path.name for path in fetching.HADOOP.path().iterdir()] == ["server.jar"]
+    assert (machine.folder / "mvn").read_text().split() == ["fetched"] * 3
+
+
+def test_what_cannot_run_here_is_not_fetched(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    fetching.fetch(machine.said.append)
+    assert machine.said == []
+    assert [server.missing() for server in fetching.FETCHED] == [
+        "not installed (names of Debian's packages): nodejs, npm",
+        "not installed (names of Debian's packages): default-jre-headless, maven",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ The order makes a row's number the same on each machine. A folder may be partiti
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,18 +15,22 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs
 
-from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.data.errors import DataError, DataUnavailableError
 from heterps_runtime.data.spec import DataSpec, Split
+from heterps_runtime.filesystems import AddressError, first_line, open_address
 
-__all__ = ["FileList", "Reading", "SourceFile", "find_files", "first_line", "patiently"]
+__all__ = ["FileList", "Reading", "SourceFile", "find_files", "patiently"]
 
 T = TypeVar("T")
 
 _ATTEMPTS = 6  # to read from a store that fails
 _FIRST_WAIT_SECONDS = 0.25  # between attempts, doubled each time: eight seconds in all
-# In errors of object stores that no other attempt will mend.
-_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
+# In errors of object stores that no other attempt will mend: of S3, GCS and Azure.
+_REFUSED = (
+    *("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET"),
+    *("(PERMISSION_DENIED:", "(UNAUTHENTICATED:"),
+    *("] 401 ", "] 403 "),
+)
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -91,8 +93,8 @@ def find_files(spec: DataSpec, split: Split) -> FileList:
             if info.type == pa.fs.FileType.File:
                 return [info]
             return list(filesystem.get_file_info(pa.fs.FileSelector(root, recursive=True)))
-        except OSError as error:
-            if filesystem.type_name != "local" and _may_pass(error):
+        except (OSError, pa.ArrowException) as error:  # Azure's client has an error of its own without credentials
+            if isinstance(error, OSError) and filesystem.type_name != "local" and _may_pass(error):
                 raise
             raise DataError(f"{field_name}: {location}: cannot be listed: {first_line(error)}") from error
 
@@ -143,14 +145,9 @@ def _end_of(name: str, field_name: str, files: list[SourceFile], root: str, loca
 
 def _resolve(field_name: str, location: str) -> tuple[Any, str]:
     try:
-        if "://" not in location:
-            return pa.fs.LocalFileSystem(), os.path.abspath(location)
-        if re.match(CREDENTIALS_PATTERN, location):
-            raise DataError(f"{field_name}: {CREDENTIALS_FIX}")
-        filesystem, path = pa.fs.FileSystem.from_uri(location)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{field_name}: {location}: not a usable path or address: {first_line(error)}") from error
-    return filesystem, path
+        return open_address(location)
+    except AddressError as error:
+        raise DataError(f"{field_name}: {error}") from None
 
 
 def _partition(folders: tuple[str, ...]) -> dict[str, str | None]:
@@ -163,12 +160,6 @@ def _may_pass(error: OSError) -> bool:
     """Whether an error of a store may not occur again."""
     refused = any(word in str(error) for word in _REFUSED)
     return not refused and not isinstance(error, FileNotFoundError | PermissionError)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def patiently(read: Callable[[], T], what: str) -> T:

@@ -87,7 +87,7 @@ class TensorColumn:
 class DataSpec:
     """`spec.data`, and the kind of labels that the loss needs or `classes` declares.
 
-    Paths are local paths or pyarrow filesystem URIs (`s3://`, `gs://`, `hdfs://`, `file://`, ...) of files or folders.
+    Paths are local paths or addresses of stores (`filesystems.py`), of files or folders.
     """
 
     format: Format

@@ -60,7 +60,7 @@ def stored_chunks(uri: str) -> Iterator[bytes]:
     """Yield the contents of a file or an object.
 
     Args:
-        uri: path, or address of a file system that pyarrow reads.
+        uri: path, or address of a store.
 
     Raises:
         CodeError: there is no such object.
