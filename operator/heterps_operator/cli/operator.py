@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import logging
 import os
 import resource
@@ -45,6 +46,7 @@ _DEFAULT_NAMESPACE = "heterps-system"
 _ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
 _M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
+_GC_THRESHOLDS = (20_000, 20, 50)  # allocations, and younger collections
 
 
 def operator(options: Namespace) -> int:
@@ -56,6 +58,7 @@ def operator(options: Namespace) -> int:
     log_to_stderr(options.log_format, verbose=options.verbose)
     pool_file = None if options.pools is None else PoolFile(options.pools)
     _share_arenas()
+    gc.set_threshold(*_GC_THRESHOLDS)  # full collections look at the documents of all jobs (docs/operator.md)
     _allow_connections()
     metrics = OperatorMetrics(metadata.version("heterps"))
     limit = RateLimiter(options.kube_api_qps, options.kube_api_burst).wait

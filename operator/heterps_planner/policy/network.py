@@ -10,6 +10,10 @@
 d = (is the pool of layer l - 1; if so, the sequential part of its stage with layer l, and what layer l adds to the
 money of that stage; used share of its limit with layer l, up to 1; and beyond).
 
+The features are finite and clipped, so a product here is invalid only if a parameter is. BLAS may report an invalid
+value for finite ones all the same, rarely and on some CPUs (numpy issue 28227). So the functions ignore the report and
+check their scores.
+
 Problems and samples: P problems of equal L and T, n samples; `owner[n]` is the problem of a sample. Learning on one
 problem has P = 1, imitation P = n.
 """
@@ -32,6 +36,7 @@ IntArray = NDArray[np.intp]
 Parameters = dict[str, Array]
 _DYNAMIC = 5
 _FORBIDDEN = -1e9  # score of a pool that cannot run the layer
+_products = np.errstate(invalid="ignore")
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Network:
         self.parameters = dict(parameters)
         self.cell: Cell = cell_of(cell)
 
+    @_products
     def encode(self, inputs: Inputs) -> Encoded:
         """Compute everything that does not depend on choices."""
         w = self.parameters
@@ -188,8 +194,13 @@ class _Decoder:
         self._rows = np.arange(n)
         self.result = np.zeros((n, num_layers), dtype=np.intp)
 
+    @_products
     def score(self, layer: int) -> Array:
-        """Advance to the layer and return the scores of its pools, (n, T). Layers are scored in order, once."""
+        """Advance to the layer and return the scores of its pools, (n, T). Layers are scored in order, once.
+
+        Raises:
+            FloatingPointError: a score is not finite.
+        """
         encoded, owner, inputs = self._encoded, self._owner, self._encoded.inputs
         w = encoded.network.parameters
         hidden, width = len(w["cell.recurrent"]), encoded.embedding.shape[3]
@@ -216,6 +227,7 @@ class _Decoder:
             )
         score += query[:, width + 3, None] * np.minimum(filled, 1)
         score += query[:, width + 4, None] * np.clip(filled - 1, 0, 2)
+        _check(score)
         return score
 
     def take(self, layer: int, chosen: IntArray) -> None:
@@ -230,8 +242,13 @@ class _Decoder:
 
 
 class Forced:
-    """The network along given choices."""
+    """The network along given choices.
 
+    Raises:
+        FloatingPointError: a score is not finite.
+    """
+
+    @_products
     def __init__(self, encoded: Encoded, owner: IntArray, action: IntArray) -> None:
         self.encoded, self.owner, self.action = encoded, owner, action
         network, inputs = encoded.network, encoded.inputs
@@ -256,6 +273,7 @@ class Forced:
         self.embedding = encoded.embedding[owner]  # (n, L, T, E)
         score = np.matmul(self.embedding, self.query[..., :width, None])[..., 0] + inputs.mask[owner]
         score += np.matmul(self.dynamic, self.query[..., width:, None])[..., 0]
+        _check(score)
         score -= score.max(axis=2, keepdims=True)
         log_sum = np.log(np.exp(score).sum(axis=2, keepdims=True))
         self.log_probability = score - log_sum  # (n, L, T)
@@ -288,6 +306,7 @@ class Forced:
             grad_score += (entropy_weight / len(weight)) * self.probability * (log_probability - mean)
         return self._backward(grad_score.astype(self.output.dtype))
 
+    @_products
     def _backward(self, grad_score: Array) -> Parameters:
         encoded, owner = self.encoded, self.owner
         network, inputs = encoded.network, encoded.inputs
@@ -345,6 +364,12 @@ class Forced:
         result["embed.first"] = _outer(inputs.pair, grad_first)
         result["embed.first.bias"] = grad_first.sum(axis=(0, 1, 2))
         return result
+
+
+def _check(score: Array) -> None:
+    if not np.isfinite(score).all():
+        message = "a score of the policy is not finite: its parameters are too large, or not numbers"
+        raise FloatingPointError(message)
 
 
 def _outer(left: Array, right: Array) -> Array:

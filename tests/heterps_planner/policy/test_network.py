@@ -138,6 +138,38 @@ def test_the_order_of_the_pools_does_not_matter(cell: str) -> None:
     np.testing.assert_allclose(here.probability, there.probability[:, :, position], rtol=1e-8)
 
 
+def test_an_invalid_value_that_blas_reports_for_finite_products_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of(problem_of(3))
+    network = Network(initial_parameters(np.random.default_rng(4), dtype=np.float64))
+    owner, matmul = np.zeros(2, dtype=np.intp), np.matmul
+    expected = network.encode(inputs).forced(owner, network.encode(inputs).choose(owner, None))
+
+    def reporting(*arguments: np.ndarray) -> np.ndarray:
+        _ = np.array(np.inf) - np.inf
+        product: np.ndarray = matmul(*arguments)
+        return product
+
+    with pytest.raises(RuntimeWarning, match="invalid value"):
+        reporting(np.eye(2), np.eye(2))
+    monkeypatch.setattr(np, "matmul", reporting)
+    found = network.encode(inputs).forced(owner, network.encode(inputs).choose(owner, None))
+    np.testing.assert_array_equal(found.probability, expected.probability)
+    gradient, same = found.gradient(np.ones(2)), expected.gradient(np.ones(2))
+    assert all(np.array_equal(gradient[name], same[name]) for name in same)
+
+
+@pytest.mark.parametrize("name", ["query", "cell.recurrent", "embed.second"])
+def test_parameters_that_are_not_numbers_are_an_error(name: str) -> None:
+    inputs = inputs_of(problem_of(3))
+    parameters = initial_parameters(np.random.default_rng(4), dtype=np.float64)
+    parameters[name][0, 0] = np.nan
+    encoded, owner = Network(parameters).encode(inputs), np.zeros(1, dtype=np.intp)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        encoded.choose(owner, None)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        encoded.forced(owner, np.zeros((1, 5), dtype=np.intp))
+
+
 def test_units_of_time_and_money_do_not_matter() -> None:
     problem = problem_of(11)
     slower = replace(
