@@ -83,6 +83,7 @@ def _rows(results: Results) -> Iterator[tuple[str, ...]]:
 def _row(stated: str, theirs: float, rows: Sequence[Row], method: str) -> tuple[str, ...]:
     ours = worst_against(rows, method, "rl-lstm")
     measured = math.isfinite(float(ours.replace(",", "").partition(" ")[0])) if ours[:1].isdigit() else False
-    longer = any(row["method"] == method and row.get("papers_time") for row in rows)
-    command, why = (_LONGER, "the paper's time, not at every T") if longer else (_CASES, _WHY[method])
+    longer = [bool(row.get("papers_time")) for row in rows if row["method"] == method]
+    given = bool(longer) and all(longer)  # otherwise the worst may have had less
+    command, why = (_LONGER, "the paper's time, not at every T") if given else (_CASES, _WHY[method])
     return stated, f"{theirs:,.1f} %", f"{ours} %" if measured and "(" not in ours else ours, command, why
