@@ -6,8 +6,8 @@ The real coordinator runs as its own process, as `heterps run` starts it. Its me
 they join, report, pulse and follow orders over real sockets on the loopback, with the product's connections and
 messages, but compute nothing. There are 64 servers for 1,000 workers. Times of the coordinator are processor time, of
 its own thread and of the whole process (with ZeroMQ's thread for input and output). A generation's time is that of the
-clock from a worker's loss or return until all members are ready and told to go; the members' own work, on the same
-cores, counts.
+clock from a worker's loss, or from the last report of the step whose commit a worker that came back waits for, until
+all members are ready and told to go; the members' own work, on the same cores, counts.
 
 A worker's figures are processor time of its thread, with its division of batches and its connections to servers that
 answer one after the other (`_worker_links`).
@@ -153,8 +153,12 @@ def _measure(job: Processes, coordinator: Coordinator, members: Members, steps: 
     forming: list[float] = []
     for number in range(generations):
         members.pulse()
+        lost = number % 2 == 0
+        if not lost:
+            members.back(workers[-1])
+            members.report(workers[1:-1])
         coordinator.settle()
-        found.append(coordinator.cost(partial(_change, job, members, forming, lost=number % 2 == 0)))
+        found.append(coordinator.cost(partial(_change, job, members, forming, lost=lost)))
     first = members.generation
     returning = coordinator.cost(partial(_rejoin, members))
     pulses = [coordinator.cost(members.pulse) for _ in range(3)]
@@ -182,13 +186,13 @@ def _commit(members: Members, step: int) -> None:
 
 
 def _change(job: Processes, members: Members, forming: list[float], *, lost: bool) -> None:
-    """Lose the last worker, or let it come back; add the seconds until all are told to go."""
+    """Lose the last worker, or commit the step that it waits for; add the seconds until all are told to go."""
     began, last = time.perf_counter(), members.workers[-1]
     if lost:
         members.away(last)
         job.request("POST", PATH_LOST, {"member": last.name, "reason": "the benchmark's"})
     else:
-        members.back(last)
+        members.report(members.workers[:1])
     members.follow(running=members.generation + 1)
     forming.append(time.perf_counter() - began)
 

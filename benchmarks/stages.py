@@ -1,13 +1,16 @@
 """Another plan for a running job: how long training stands still, in place and by a restart from a checkpoint.
 
-    python -m benchmarks.stages [--rounds 5] [--change stages servers]
+    python -m benchmarks.stages [--rounds 5] [--change stages servers] [--rows 0 2000000]
 
 The deep network trains on a click log in two stages, with one worker each and one server. Then it gets a plan of three
 stages, or of two servers, which takes half of the rows and dense parameters to the new one. In place, the plan is
 submitted and the new process is started, as the controller does (docs/decisions/0064-stages-in-place.md and
 0066-servers-in-place.md). By a restart, the job saves a checkpoint and ends, and new processes go on with the new plan.
 The pause lasts from the last commit of the old plan to the first of the new one, as seen by looking at the coordinator
-every few milliseconds.
+every few milliseconds. So it has a step in it, of about 0.1 s.
+
+With `--rows`, the job begins with a model whose tables have so many rows more, of ids that no sample has, by
+`spec.model.initFrom`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmarks._clicks import CACHE, NETWORKS, click_job, click_log
 from benchmarks._heterps import HeterPS
 from benchmarks._processes import Processes, pool_document, stage_document
 from benchmarks._ratios import spread
+from examples.paper.clicks.parts import NUM_IDS
 
+from heterps_runtime.checkpoint import CheckpointManifest, Origin, Storage, TableRecord, row_arrays
+from heterps_runtime.checkpoint.format import write_tensors
+from heterps_runtime.checkpoint.manifest import new_folder, write_manifest
+from heterps_runtime.checkpoint.ownership import take_over
 from heterps_runtime.contract import PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS, PATH_STOP
+from heterps_runtime.store.initial import ID_BITS
 
 BATCH, WARM_UP = 2048, 60  # steps before the change
 ENDLESS = 1_000_000
 LOOK_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0
 LAST = NETWORKS["deep"].layers - 1
+TABLES = ("user.table.weight", "item.table.weight", "context.table.weight")
 
 
 def stages(*last_layers: int) -> list[dict[str, Any]]:
@@ -63,7 +74,23 @@ CHANGES = {
 }
 
 
-def documents(data: Path) -> list[dict[str, Any]]:
+def with_rows(folder: Path, rows: int) -> Path:
+    """Write a checkpoint of another job, whose tables have many rows together; return its folder."""
+    dim, storage, name = NETWORKS["deep"].dim, Storage.open(folder / "first"), new_folder(1, 1)
+    ids = np.arange(NUM_IDS - rows // len(TABLES), NUM_IDS, dtype=np.int64)
+    keys = np.concatenate([ids + (table << ID_BITS) for table in range(len(TABLES))])
+    arrays = row_arrays({dim: (keys, np.zeros((len(keys), dim), np.float32), {})})
+    entry = write_tensors(storage, name, "rows-0.safetensors", arrays, origin=Origin(1, 1), role="rows", index=0)
+    manifest = CheckpointManifest(
+        step=1, epoch=0, seed=0, global_batch_size=1, num_rows=1, samples=1, fingerprint={}, plan={},
+        tables=tuple(TableRecord(i, table, NUM_IDS, dim, {}) for i, table in enumerate(TABLES)), files=(entry,), term=1,
+        lineage=1, folder=name,
+    )  # fmt: skip
+    write_manifest(storage, manifest, take_over(storage, "first", time.time()))
+    return folder / "first"
+
+
+def documents(data: Path, folder: Path, rows: int) -> list[dict[str, Any]]:
     """Return the pool and the job."""
     files = {
         "train": str(data / "train"),
@@ -71,7 +98,10 @@ def documents(data: Path) -> list[dict[str, Any]]:
         "cache": {"directory": str(CACHE / "data-cache")},
     }
     training = {"globalBatchSize": BATCH, "steps": ENDLESS, "microBatches": 4, "precision": "fp32", "seed": 17}
-    return [pool_document("cpu", "CPU", "cpu", 4, "0.04"), click_job("stages", "deep", files, training)]
+    job = click_job("stages", "deep", files, training)
+    if rows:
+        job["spec"]["model"]["initFrom"] = {"path": str(with_rows(folder, rows))}
+    return [pool_document("cpu", "CPU", "cpu", 4, "0.04"), job]
 
 
 def next_commit(job: Processes, after: int, number: int, servers: int = 1) -> tuple[float, float, int]:
@@ -108,9 +138,9 @@ def warm_up(job: Processes) -> int:
     return committed
 
 
-def in_place(change: Change, data: Path, folder: Path) -> float:
+def in_place(change: Change, data: Path, folder: Path, rows: int) -> float:
     """Return the pause of a change in place, in seconds."""
-    with HeterPS(documents(data), folder, TWO) as job:
+    with HeterPS(documents(data, folder, rows), folder, TWO) as job:
         committed = warm_up(job)
         servers = {"pool": "cpu", "replicas": change.servers, "units": change.servers}
         job.request("PUT", PATH_PLAN, {"stages": change.stages, "parameterServer": servers, "revision": 2})
@@ -119,9 +149,9 @@ def in_place(change: Change, data: Path, folder: Path) -> float:
     return first - last
 
 
-def by_restart(change: Change, data: Path, folder: Path) -> float:
+def by_restart(change: Change, data: Path, folder: Path, rows: int) -> float:
     """Return the pause of a change by a restart, in seconds."""
-    with HeterPS(documents(data), folder, TWO) as job:
+    with HeterPS(documents(data, folder, rows), folder, TWO) as job:
         committed = warm_up(job)
         job.request("POST", PATH_STOP)
         stopped, deadline = time.monotonic(), time.monotonic() + PATIENCE_SECONDS
@@ -147,20 +177,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--change", nargs="+", choices=CHANGES, default=list(CHANGES), help="default: all")
+    parser.add_argument("--rows", nargs="+", type=int, default=[0], help="of the first model; default: 0")
     options = parser.parse_args()
     data = click_log("deep")
     ways = {"in place": in_place, "by a restart": by_restart}
-    found: dict[tuple[str, str], list[float]] = {(c, way): [] for c in options.change for way in ways}
+    found: dict[tuple[str, int, str], list[float]] = {
+        (change, rows, way): [] for change in options.change for rows in options.rows for way in ways
+    }
     for number in range(options.rounds):
-        for (name, way), pauses in found.items():
+        for (name, rows, way), pauses in found.items():
             with tempfile.TemporaryDirectory(prefix="heterps-stages-") as folder:
-                pauses.append(ways[way](CHANGES[name], data, Path(folder)))
-            text = f"  round {number + 1}: {CHANGES[name].title} {way}: {pauses[-1]:.2f} s"
+                pauses.append(ways[way](CHANGES[name], data, Path(folder), rows))
+            text = f"  round {number + 1}: {CHANGES[name].title} {way}, {rows:,} rows more: {pauses[-1]:.2f} s"
             print(text, file=sys.stderr, flush=True)
-    print("| change | way | seconds without a step, median (min - max) |")
-    print("|---|---|---|")
-    for (name, way), pauses in found.items():
-        print(f"| {CHANGES[name].title} | {way} | {spread(pauses, '.2f')} |")
+    print("| change | rows more | way | seconds without a step, median (min - max) |")
+    print("|---|---|---|---|")
+    for (name, rows, way), pauses in found.items():
+        print(f"| {CHANGES[name].title} | {rows:,} | {way} | {spread(pauses, '.2f')} |")
 
 
 if __name__ == "__main__":

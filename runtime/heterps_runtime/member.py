@@ -10,7 +10,17 @@ from heterps_runtime.contract import REASON_LEAVING
 from heterps_runtime.errors import ProtocolError, TransientError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.wire.messages import Commit, Damaged, Failed, Generation, Leaving, Order, Rejoin, Shutdown
+from heterps_runtime.wire.messages import (
+    Commit,
+    CopyAhead,
+    Damaged,
+    Failed,
+    Generation,
+    Leaving,
+    Order,
+    Rejoin,
+    Shutdown,
+)
 
 __all__ = ["Member"]
 
@@ -132,5 +142,5 @@ class Member(ABC):
         """Set up for a new generation, and report when ready."""
 
     @abstractmethod
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order | CopyAhead) -> None:
         """Carry out an order, if it is for the generation that this process takes part in."""

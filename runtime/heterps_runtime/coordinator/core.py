@@ -31,6 +31,7 @@ from heterps_runtime.coordinator.waiting import describe_hang
 from heterps_runtime.processes import work
 from heterps_runtime.wire.messages import (
     Checkpointed,
+    CopiedAhead,
     Damaged,
     Done,
     Evaluate,
@@ -83,12 +84,10 @@ class CoordinatorCore:
         self.phase = JobPhase.PROFILING
         self.resumed_from: int | None = None  # step of the checkpoint that this run resumed from
         self.profiles: dict[str, Any] = {}
-        self.journal = journal
-        self._event = journal.note
+        self.journal, self._event = journal, journal.note
         self.error: dict[str, str] | None = None
         self.model_path: str | None = None
-        self.stop_requested = False
-        self._left = False  # the stop is not the controller's
+        self.stop_requested = self._left = False  # `_left`: the stop is not the controller's
 
     @property
     def unsaved(self) -> bool:
@@ -113,8 +112,7 @@ class CoordinatorCore:
         self.phase = JobPhase.STARTING
         self.liveness.move()
         self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(roster.expected)} processes")
-        # Not earlier: a controller gives plans to its newest coordinator only, so a late start of an older one that it
-        # has given up takes nothing over.
+        # Not earlier: a coordinator that the controller has given up gets no plan, so it takes nothing over.
         self._effects.open_checkpoints()
 
     def checkpoints_opened(self, latest: CheckpointRecord | None) -> None:
@@ -174,14 +172,14 @@ class CoordinatorCore:
         """Remove a member whose process has ended."""
         if self.membership.member(name) is None or self.phase in FINAL_PHASES:
             return
+        waited = self.membership.waits(name)
         self._remove(name, reason)
-        if not self.membership.waits_for_next_plan(name):
+        if not waited:
             self._after_departure(f"{name} was lost")
 
     def messages_lost(self, name: str, incarnation: str, reason: str) -> None:
         """Remove a member of which messages may be lost; it is asked to join again if its process lives."""
-        member = self.membership.member(name)
-        if member is not None and member.incarnation == incarnation:
+        if (member := self.membership.member(name)) is not None and member.incarnation == incarnation:
             self.member_lost(name, reason)
 
     def request_stop(self) -> None:
@@ -263,11 +261,12 @@ class CoordinatorCore:
             case Pulse():
                 if self.membership.pulse(sender, incarnation, message) and work.TOTAL in message.totals:
                     self.liveness.note_work(sender, message.totals[work.TOTAL])
-            case Leaving():
-                if self.membership.member(sender) is None or not self.leave(sender):
-                    self._dismiss(sender)
+            case Leaving() if self.membership.member(sender) is None or not self.leave(sender):
+                self._dismiss(sender)
             case Ready() if member := self.membership.formed(sender, message.generation):
                 self._ready(member)
+            case CopiedAhead() if self.membership.copied_ahead(sender, message.generation):
+                self._take_next_plan()
             case Done() if member := self.membership.formed(sender, message.generation):
                 self._report(member, message)
             case Checkpointed() if member := self.membership.formed(sender, message.generation):
@@ -275,6 +274,7 @@ class CoordinatorCore:
             case Damaged() if self.membership.formed(sender, message.generation):
                 if self.checkpoints.give_up(sender, message):
                     self.liveness.move()
+                    del self.membership.planned.present[sender]  # it joins again, without any state
                     self._interrupt("the checkpoint to restore is damaged")
             case Evaluated() if member := self.membership.formed(sender, message.generation):
                 self._collect_evaluation(member, message)
@@ -282,7 +282,7 @@ class CoordinatorCore:
     def _join(self, sender: str, incarnation: str, words: Join) -> None:
         if not self.membership.admits(sender, incarnation, words):
             return
-        previous, waits = self.membership.member(sender), self.membership.waits_for_next_plan(sender)
+        previous, waits = self.membership.member(sender), self.membership.waits(sender)
         if previous is not None:
             again = previous.incarnation == incarnation
             if again and previous.joins == words.joins:
@@ -301,7 +301,8 @@ class CoordinatorCore:
                 return
             self.evaluation.rows = words.data.evaluation
         self.liveness.move()
-        if not self._take_next_plan() and not waits and not self._form_if_possible() and previous is not None:
+        settled = self._take_next_plan() or self.membership.waits(sender) or self._form_if_possible()
+        if not settled and previous is not None:
             self._wait_for_members()
 
     def _remove(self, name: str, reason: str) -> None:
@@ -311,13 +312,14 @@ class CoordinatorCore:
 
     def _dismiss(self, name: str) -> None:
         """Let a member end that was told to."""
-        member = self.membership.member(name)
-        if member is not None:
+        if (member := self.membership.member(name)) is not None:
             self.membership.tell(member, Shutdown("it was told to end"))
             self.member_lost(name, "it was told to end (SIGTERM)")
 
     def _after_departure(self, why: str) -> None:
         self._interrupt(why)
+        if self._take_next_plan():
+            return
         if self.membership.lineage and self.membership.planned.viable():
             self._form_generation()
         else:
@@ -341,7 +343,7 @@ class CoordinatorCore:
 
     def _form_generation(self) -> None:
         """Announce the present members as a new generation, which continues at the first uncommitted step."""
-        self.checkpoints.abandon("the membership changed")
+        self._interrupt("the membership changed")
         must_restore = self.membership.must_restore()
         if must_restore and (self.checkpoints.writing or not self.checkpoints.opened):
             return  # it is being decided which step all members return to
@@ -367,7 +369,7 @@ class CoordinatorCore:
             self._event("TrainingStarted", f"at step {self.progress.committed} of {self.progress.total_steps}")
         if self.phase == JobPhase.EVALUATING:
             self._evaluate()
-        else:
+        elif not self._take_next_plan():
             self._between_steps()
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -390,14 +392,15 @@ class CoordinatorCore:
             reports = self.steps.reported(step)
             fault = non_finite(step, reports, self.checkpoints.step if self.checkpoints.latest else None)
             if fault is not None and not self.progress.may_skip():
-                self.fail(*fault)
-                return
+                return self.fail(*fault)
             generation = self.membership.generation
             commit = self.progress.commit(generation, reports, self.clock(), skipped=fault is not None)
             self.membership.tell_formed(commit)
             if fault is not None:
                 self._event("StepSkipped", f"{fault[1].partition(';')[0]}; the loss scale is {commit.loss_scale:g} now")
             self.steps.committed(step, self.membership.planned)
+            if self.membership.note_commit() and not self.progress.finished and not self.stop_requested:
+                return self._form_generation()  # a checkpoint that is due begins when all are ready
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
             self._between_steps()
@@ -415,13 +418,10 @@ class CoordinatorCore:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _start_checkpoint(self) -> None:
-        writers = self.membership.planned.writers()
+        names = [member.name for member in self.membership.planned.writers()]
         origin = Origin(self.progress.committed, self.membership.lineage)
-        order = self.checkpoints.begin(
-            self.membership.generation, origin, [m.name for m in writers], self.progress.describe()
-        )
-        for member in writers:
-            self.membership.tell(member, order)
+        order = self.checkpoints.begin(self.membership.generation, origin, names, self.progress.describe())
+        self.membership.tell_writers(order)
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
         self.liveness.move()

@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["SMALLEST_PIECE", "Piece", "Place", "divide"]
+import numpy as np
+
+__all__ = ["SMALLEST_PIECE", "DensePiece", "Piece", "Place", "divide"]
 
 SMALLEST_PIECE = 16_384  # elements, 64 KiB in float32: a worker copies them in the time of a few arrays' headers
 
@@ -33,6 +36,24 @@ class Place:
     def is_whole(self) -> bool:
         """Whether the piece is the parameter."""
         return self.stop - self.start == math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class DensePiece:
+    """A server's piece of a dense parameter, with initial values."""
+
+    start: int  # of its elements in the flat parameter
+    shape: tuple[int, ...]  # of the parameter
+    values: np.ndarray[Any, Any]  # (n,)
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 1 or min(self.start, *self.shape, 0) < 0 or self.place.stop > math.prod(self.shape):
+            raise ValueError(f"{list(self.values.shape)} values from {self.start} on, of {list(self.shape)}")
+
+    @property
+    def place(self) -> Place:
+        """Where it lies in its parameter."""
+        return Place(self.start, self.start + self.values.size, self.shape)
 
 
 @dataclass(frozen=True, slots=True)

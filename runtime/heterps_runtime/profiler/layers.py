@@ -17,13 +17,13 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import Dataset
 from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.profiler.memory import LayerBytes, SavedBytes
 from heterps_runtime.ps.gradients import Gradients
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
-from heterps_runtime.wire.messages import DensePiece
 from heterps_runtime.worker.exchange.replica import Replica
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.model import UserModel

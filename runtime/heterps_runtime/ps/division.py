@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_runtime.partition.pieces import Place
+from heterps_runtime.partition.pieces import DensePiece, Place
 from heterps_runtime.store.dense import LAST_STEP, read_step
-from heterps_runtime.wire.messages import DensePiece, ShardState
+from heterps_runtime.wire.messages import ShardState
 
 __all__ = ["WholeState"]
 

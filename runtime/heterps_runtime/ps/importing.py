@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from heterps_runtime.checkpoint import CheckpointManifest, Storage, TableMap, iterate_rows
+from heterps_runtime.checkpoint import CheckpointManifest, Storage, TableMap, imported_values, iterate_rows
 from heterps_runtime.checkpoint.restore import RowBlock
 from heterps_runtime.partition.access import Ages
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
+from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.keyed import LAST_STEP, ROWS, KeyedRows, KeyFilter
 
-__all__ = ["import_rows"]
+__all__ = ["import_dense", "import_rows"]
 
 
 def import_rows(
@@ -43,6 +45,30 @@ def import_rows(
             part = parts.get(f"{kind}-{found.dim}")
             if part is not None:  # without such a part, this job has no candidates of this dimension
                 _load(part, kind, found, mine, earlier_steps)
+
+
+def import_dense(
+    storage: Storage, manifest: CheckpointManifest, pieces: Mapping[str, DensePiece], store: DenseStore, read: set[str]
+) -> None:
+    """Add dense parameters to a store, with the values of another job's as far as it has them.
+
+    Args:
+        storage: of the other job's checkpoint.
+        manifest: of that checkpoint, mapped to the names of this job.
+        pieces: with initial values.
+        store: that gets them.
+        read: files whose checksums were compared; those that are read now are added.
+
+    Raises:
+        StorageError, DamagedError: the checkpoint cannot be read.
+    """
+    for name, piece in pieces.items():
+        store.add(name, piece.values)
+    if pieces:
+        all_values = store.snapshot()
+        initial = {n: v for n, v in all_values.items() if n.partition("::")[0] in pieces}
+        places = {name: piece.place for name, piece in pieces.items()}
+        store.load(all_values | imported_values(storage, manifest, initial, places, verified=read))
 
 
 def _load(part: KeyedRows, kind: str, block: RowBlock, mine: KeyFilter, earlier_steps: int) -> None:

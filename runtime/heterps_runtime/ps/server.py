@@ -41,6 +41,8 @@ from heterps_runtime.wire.messages import (
     Array,
     Checkpoint,
     Commit,
+    CopiedAhead,
+    CopyAhead,
     CopyRows,
     CopyShard,
     Define,
@@ -99,7 +101,8 @@ class ParameterServer(Member):
         spill = config.spill
         self._spill = SpillSpace(spill.directory, spill.memory, spill.max_bytes) if spill else None
         self._holding = Holding(config, index, self._spill, Team(computing_threads()))
-        self._recovery: Recovery | None = None  # in progress
+        self._recovery: Recovery | None = None  # in progress; until its end, this server is not ready
+        self._ahead: Recovery | None = None  # in progress, while the generation trains
         self._work = WorkCounter()
         self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
@@ -181,6 +184,7 @@ class ParameterServer(Member):
             self._follow_coordinator()
             try:
                 self._recover()
+                self._go_on_ahead()
                 self._take_requests()
             except ProtocolError as error:
                 self._join_again(str(error))
@@ -189,7 +193,8 @@ class ParameterServer(Member):
             self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
-            copying = self._holding.own.copy_rows() or (self._recovery is not None and self._recovery.is_busy)
+            busy = any(recovery is not None and recovery.is_busy for recovery in (self._recovery, self._ahead))
+            copying = self._holding.own.copy_rows() or self._holding.drop_rows() or busy
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -198,7 +203,9 @@ class ParameterServer(Member):
         """See `Member.takes_part`."""
         return self._generation != _NONE
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order | CopyAhead) -> None:
+        if isinstance(order, CopyAhead):
+            self._begin_ahead(order)
         if order.generation != self._generation:
             return
         own = self._holding.own
@@ -234,11 +241,13 @@ class ParameterServer(Member):
 
     def _snapshot(self, order: Checkpoint) -> Part:
         newest = order.newest if self._config.checkpoint_increments else None
+        self._holding.finish_dropping()
         part = self._holding.own.snapshot(self._lineage, order.folder, newest, self._wakeup.wake)
         return replace(part, totals=self._totals())
 
     def _join(self) -> None:
         self._leave_generation()
+        self._holding.drop_ahead()
         self._link.join(
             Join(
                 role=Role.PS,
@@ -296,11 +305,15 @@ class ParameterServer(Member):
     def _begin_recovery(self, announced: Generation) -> None:
         """Copy the state that this server lacks from the others."""
         log(f"generation {announced.generation}: copying the state of step {announced.committed} from other servers")
+        self._recovery = recovery = self._new_recovery(announced)
+        self._link.status = lambda: f"copying rows: {recovery.num_rows:,} of {recovery.total_rows:,}"
+
+    def _new_recovery(self, announced: Generation | CopyAhead) -> Recovery:
         place = (self._context, self._security, self._link.name)
-        self._recovery = recovery = Recovery(*place, announced, self._holding, self._config.replication, self._storage)
+        recovery = Recovery(*place, announced, self._holding, self._config.replication, self._storage)
         for socket in recovery.pollables:
             self._poller.register(socket, zmq.POLLIN)
-        self._link.status = lambda: f"copying rows: {recovery.num_rows:,} of {recovery.total_rows:,}"
+        return recovery
 
     def _recover(self) -> None:
         """Go on with the recovery, if one is in progress."""
@@ -311,11 +324,37 @@ class ParameterServer(Member):
             self._become_ready()
 
     def _end_recovery(self) -> None:
-        if self._recovery is not None:
-            for socket in self._recovery.pollables:
-                self._poller.unregister(socket)
-            self._recovery.close()
-            self._recovery = None
+        """End what is being copied, at the beginning of a generation or ahead."""
+        for recovery in (self._recovery, self._ahead):
+            if recovery is not None:
+                for socket in recovery.pollables:
+                    self._poller.unregister(socket)
+                recovery.close()
+        self._recovery = self._ahead = None
+        self._holding.give_up_ahead()
+
+    def _begin_ahead(self, order: CopyAhead) -> None:
+        """Begin to copy rows that this server will have, while the others train, or all do."""
+        if self.takes_part and order.generation != self._generation:
+            return
+        self._end_recovery()
+        log(f"generation {order.generation}: copying rows ahead, for {len(order.servers)} servers")
+        self._ahead = recovery = self._new_recovery(order)
+        self._link.status = lambda: f"copying rows ahead: {recovery.num_rows:,} of {recovery.total_rows:,}"
+
+    def _go_on_ahead(self) -> None:
+        """Go on with the copy ahead, if one is in progress. If it fails, all is copied when the generation begins."""
+        if self._ahead is None:
+            return
+        generation = self._ahead.generation
+        try:
+            if not self._ahead.advance():
+                return
+        except ProtocolError as error:
+            log(f"generation {generation}: rows are not copied ahead: {error}")
+        self._end_recovery()
+        self._link.status = "ready" if self.takes_part else "waiting for the other members"
+        self._link.send(CopiedAhead(generation))
 
     @property
     def _restores_from(self) -> str:
@@ -399,6 +438,7 @@ class ParameterServer(Member):
                 self._link.status = "ready"
                 self._send(sender, Defined(request.shard))
             case CopyShard() | CopyRows():
+                self._holding.finish_dropping()
                 self._send(sender, answer(self._held(request, self._holding.present), request))
 
     def _held(self, request: Define | Push | CopyShard | CopyRows, division: Division) -> Shard:

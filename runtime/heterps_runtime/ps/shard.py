@@ -7,7 +7,7 @@ sums do not depend on the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,29 +29,27 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
 from heterps_runtime.partition.access import rules_of
-from heterps_runtime.partition.pieces import Place
+from heterps_runtime.partition.pieces import DensePiece, Place
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.copying import Copier
 from heterps_runtime.ps.division import WholeState
 from heterps_runtime.ps.files import dense_files
 from heterps_runtime.ps.gradients import Gradients
-from heterps_runtime.ps.importing import import_rows
+from heterps_runtime.ps.importing import import_dense, import_rows
 from heterps_runtime.ps.increments import History, Saved, builds_on
 from heterps_runtime.saver import Part
 from heterps_runtime.slots import overlapping_servers, share_of_slots, slot_map
 from heterps_runtime.store.changes import LOADED
 from heterps_runtime.store.dense import LAST_STEP, DenseStore
-from heterps_runtime.store.index import MAX_ROWS
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
-from heterps_runtime.store.keyed import ROWS, KeyedRows
+from heterps_runtime.store.keyed import ROWS, KeyedRows, KeyFilter
 from heterps_runtime.store.keys import NUM_SLOTS, shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
-from heterps_runtime.store.snapshot import RowChunk
 from heterps_runtime.store.spill import SpillSpace
 from heterps_runtime.store.statistics import StatisticsStore
 from heterps_runtime.store.team import ALONE, Team
-from heterps_runtime.wire.messages import DensePiece, ShardState
+from heterps_runtime.wire.messages import ShardState
 
 __all__ = ["Shard"]
 
@@ -195,13 +193,13 @@ class Shard:
                 for block in iterate_rows(storage, manifest, wanted, files=[entry]):
                     self.stores[block.dim].load(block.keys, block.rows, block.state)
                 for block in iterate_rows(storage, manifest, wanted, files=[entry], kind="candidates"):
-                    self._parts[f"candidates-{block.dim}"].load(block.keys, None, block.state)
+                    self.parts[f"candidates-{block.dim}"].load(block.keys, None, block.state)
             for store in self.stores.values():
                 store.forget_admitted()
             if number == self._num_servers:  # otherwise these files have rows of other servers, too
                 folder, origin = manifest.folder, manifest.origin
                 earlier = tuple(entry.earlier(folder, origin) for entry in files)
-                self._history.restored(Saved(folder, earlier, dict.fromkeys(self._parts, LOADED), self.num_rows))
+                self._history.restored(Saved(folder, earlier, dict.fromkeys(self.parts, LOADED), self.num_rows))
         if dense:
             places = {name: piece.place for name, piece in dense.items()}
             found = read_pieces(storage, manifest, places, verified=self._verified)
@@ -236,17 +234,10 @@ class Shard:
     ) -> None:
         """Load another model, by the names of its tables, parameters and statistics."""
         if with_rows:
-            import_rows(storage, manifest, self.tables.values(), self._parts, self._has, self._earlier_steps)
+            import_rows(storage, manifest, self.tables.values(), self.parts, self._has, self._earlier_steps)
             for store in self.stores.values():
                 store.forget_admitted()
-        for name, piece in dense.items():
-            self.dense.add(name, piece.values)
-        if dense:
-            all_values = self.dense.snapshot()
-            initial = {n: v for n, v in all_values.items() if n.partition("::")[0] in dense}
-            places = {name: piece.place for name, piece in dense.items()}
-            imported = imported_values(storage, manifest, initial, places, verified=self._verified)
-            self.dense.load(all_values | imported)
+        import_dense(storage, manifest, dense, self.dense, self._verified)
         values = imported_values(storage, manifest, statistics, role="buffers")
         for name, value in statistics.items():
             self.statistics.add(name, values.get(name, value))
@@ -318,31 +309,41 @@ class Shard:
 
     def describe(self) -> ShardState:
         """All of the shard but its rows, for a server that copies it."""
-        values = zip(self._places.items(), self.dense.pull(self._places), strict=True)
-        dense = {name: DensePiece(place.start, place.shape, piece) for (name, place), piece in values}
+        pieces = zip(self._places.items(), self.dense.pull(self._places), strict=True)
+        dense = {name: DensePiece(place.start, place.shape, piece) for (name, place), piece in pieces}
         optimizer = {name: value for name, value in self.dense.snapshot().items() if name not in dense}
         # Workers have defined all of it before the first commit.
         folder = self.restores_from if self._restore and self._restore[1].step == self.committed else ""
-        rows = {name: len(store) for name, store in self._parts.items()}
-        tables = tuple(self.tables.values())
-        return ShardState(self._index, tables, dense, optimizer, self.statistics.snapshot(), folder, rows)
+        tables, statistics = tuple(self.tables.values()), self.statistics.snapshot()
+        rows_and_notes = self._with_rows({name: store.notes.oldest for name, store in self.parts.items()})
+        return ShardState(self._index, tables, dense, optimizer, statistics, folder, *rows_and_notes)
 
-    def copy_from(self, part: str, start: int, target: int, num_servers: int) -> tuple[RowChunk, int]:
-        """Copy some rows; see `KeyedRows.copy_from`.
+    def note(self) -> ShardState:
+        """Note what changes from now on; return the shard's tables and notes, for a server that begins to copy rows."""
+        rows_and_notes = self._with_rows({name: store.notes.take() for name, store in self.parts.items()})
+        return ShardState(self._index, tuple(self.tables.values()), {}, {}, {}, "", *rows_and_notes)
 
-        Args:
-            part: name of a group of rows, or of their candidates.
-            start: place of the first one.
-            target: the shard whose rows to copy.
-            num_servers: of that shard's division.
+    def _with_rows(self, notes: Mapping[str, int | None]) -> tuple[dict[str, int], dict[str, int]]:
+        rows = {name: len(store) for name, store in self.parts.items()}
+        return rows, {name: note for name, note in notes.items() if note is not None}
+
+    def end_change(self) -> None:
+        """Forget what a change of the division needs: none is under way."""
+        self.inherited = None
+        for store in self.parts.values():
+            store.notes.end()
+
+    def filter_of(self, target: int, num_servers: int) -> KeyFilter | None:
+        """Which rows belong to a shard of a division among a number of servers; None: all of this one.
 
         Raises:
-            ValueError: there is no such part or shard, or `start` is negative.
+            ValueError: there is no such shard.
         """
         if not 0 <= target < num_servers <= NUM_SLOTS:
             raise ValueError(f"target: must be one of at most {NUM_SLOTS} servers, is {target} of {num_servers}")
-        same = (target, num_servers) == (self._index, self._num_servers)
-        return self._part(part).copy_from(start, None if same else lambda keys: _of_server(keys, target, num_servers))
+        if (target, num_servers) == (self._index, self._num_servers):
+            return None
+        return lambda keys: _of_server(keys, target, num_servers)
 
     def begin_copy(self, state: ShardState, committed: int, storage: Storage) -> None:
         """Become a copy of another server's shard, without its rows, which `take_rows` adds.
@@ -370,8 +371,8 @@ class Shard:
         Args:
             whole: dense parameters and statistics of all servers.
             tables: of the model.
-            before: the shard of the same index in the division before. This one adds its rows to that one's, and
-                `drop_foreign_rows` of one of them ends that.
+            before: the shard of the same index in the division before, or with rows that were copied ahead. This one
+                adds its rows to that one's, and `drop_foreign_rows` of one of them ends that.
             committed: steps in the state.
             storage: of the job's checkpoints.
         """
@@ -382,37 +383,32 @@ class Shard:
         self.inherited = whole
         self.committed = self.dense_committed = committed
 
-    def drop_foreign_rows(self) -> None:
-        """Remove rows and candidates of other shards, after a change of the division that was made or given up."""
-        self.inherited = None
-        for part in self._parts.values():
-            part.remove_keys(lambda keys: ~self._has(keys))
+    def drop_foreign_rows(self) -> Iterator[None]:
+        """Remove rows and candidates of other shards, some in each step, after a change of the division."""
+        for part in self.parts.values():
+            start = 0
+            while start >= 0:
+                start = part.remove_some(lambda keys: ~self._has(keys), start)
+                yield
 
-    def reserve(self, rows: Mapping[str, int]) -> None:
-        """Make room for more rows, by the names of their parts.
-
-        Raises:
-            ValueError: there is no such part, or it cannot have so many rows.
-        """
-        for part, count in rows.items():
-            store = self._part(part)
-            if not 0 <= count <= MAX_ROWS - len(store):
-                raise ValueError(f"{part}: {count} rows beside {len(store)}, a server has at most {MAX_ROWS}")
-            store.reserve(len(store) + count)
-
-    def take_rows(self, part: str, keys: Array, columns: Mapping[str, Array]) -> None:
-        """Add rows (n, dim) of a part and their state, by the names of `RowChunk.columns`.
+    def take_rows(self, part: str, keys: Array, columns: Mapping[str, Array], *, ahead: bool = False) -> None:
+        """Add rows (n, dim) of a part and their state, by the names of `RowChunk.columns`; see `KeyedRows.load`.
 
         Raises:
             ValueError: there is no such part, or they do not fit it.
         """
         state = {name.removeprefix("state/"): values for name, values in columns.items() if name != ROWS}
-        self._part(part).load(keys, columns.get(ROWS), state)
+        self.part(part).load(keys, columns.get(ROWS), state, ahead=ahead)
 
-    def _part(self, name: str) -> KeyedRows:
-        if name not in self._parts:
-            raise ValueError(f"part: must be one of {sorted(self._parts)}, is {name!r}")
-        return self._parts[name]
+    def part(self, name: str) -> KeyedRows:
+        """A group of rows, or their candidates.
+
+        Raises:
+            ValueError: there is no such part.
+        """
+        if name not in self.parts:
+            raise ValueError(f"part: must be one of {sorted(self.parts)}, is {name!r}")
+        return self.parts[name]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -426,7 +422,7 @@ class Shard:
             wake: makes this server's thread call `copy_rows` again; called by the thread that writes.
         """
         origin, saved = Origin(self.committed, lineage), self._increment_of(newest)
-        parts = self._parts
+        parts = self.parts
         begun = {
             name: store.begin_snapshot(saved.snapshots.get(name, LOADED) if saved else None)
             for name, store in parts.items()
@@ -464,11 +460,11 @@ class Shard:
         saved = self._history.newest(newest)
         if saved is None:
             return None
-        changed = sum(s.count_changed(saved.snapshots.get(n, LOADED)) * s.row_nbytes for n, s in self._parts.items())
-        return saved if builds_on(saved, changed, sum(len(s) * s.row_nbytes for s in self._parts.values())) else None
+        changed = sum(s.count_changed(saved.snapshots.get(n, LOADED)) * s.row_nbytes for n, s in self.parts.items())
+        return saved if builds_on(saved, changed, sum(len(s) * s.row_nbytes for s in self.parts.values())) else None
 
     @property
-    def _parts(self) -> dict[str, KeyedRows]:
+    def parts(self) -> dict[str, KeyedRows]:
         """The rows and candidates of this server, by the name of their part of a file."""
         parts: dict[str, KeyedRows] = {}
         for dim, store in self.stores.items():

@@ -14,14 +14,15 @@ from heterps_runtime.store.kernel import Int32s, Int64s, kernel, prefetch
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.team import Team
 
-__all__ = ["LOADED", "MAX_SNAPSHOTS", "Changes", "find_before", "find_marked"]
+__all__ = ["AHEAD", "LOADED", "MAX_SNAPSHOTS", "Changes", "find_before", "find_marked"]
 
 Marks = NDArray[np.uint16]
 
 LOADED = 0  # mark of rows that a checkpoint gave
 _GONE = (1 << 16) - 1  # mark of rows that were removed; marks are uint16
-MAX_SNAPSHOTS = _GONE - 2  # then `now` is the greatest mark but one
-_AHEAD = 32  # rows whose marks are requested in advance
+AHEAD = _GONE - 1  # mark of rows that were copied ahead of a change: they are not the store's yet
+MAX_SNAPSHOTS = AHEAD - 2  # then `now` is the greatest mark but one
+_PREFETCHED = 32  # rows whose marks are requested in advance
 
 
 class Changes:
@@ -51,7 +52,7 @@ class Changes:
         self._marks.reserve(num_rows)
 
     def add(self, rows: slice | Int32s, mark: int) -> None:
-        """Give new rows a mark, `now` or `LOADED`."""
+        """Give new rows a mark, `now`, `LOADED` or `AHEAD`."""
         marks = self._marks.array
         marks[rows] = mark
         if mark == self.now:
@@ -77,7 +78,7 @@ class Changes:
         if snapshot == self.now - 1:
             return self._num_new
         marks = self._marks.array[:num_rows]
-        return int(np.count_nonzero(marks > snapshot) - np.count_nonzero(marks == _GONE))
+        return int(np.count_nonzero(marks > snapshot) - np.count_nonzero(marks >= AHEAD))
 
     def advance(self) -> int:
         """Begin a snapshot; returns its number, at most `MAX_SNAPSHOTS`."""
@@ -86,10 +87,15 @@ class Changes:
         self._num_new = 0
         return self.now - 1
 
+    def find_ahead(self, num_rows: int) -> Int32s:
+        """The rows (n,) with the mark `AHEAD`, of the first `num_rows`."""
+        found: Int32s = np.flatnonzero(self._marks.array[:num_rows] == AHEAD).astype(np.int32)
+        return found
+
     def start_again(self, num_rows: int) -> None:
         """Forget which rows changed when, which takes time in proportion to their number."""
         marks = self._marks.array[:num_rows]
-        marks[marks != _GONE] = LOADED
+        marks[marks < AHEAD] = LOADED
         self._num_new = 0
         self.now = LOADED + 1
 
@@ -99,8 +105,8 @@ def _touch(marks: Marks, rows: Int32s, now: int) -> int:
     """Mark rows; returns how many had another mark."""
     count = 0
     for i in range(rows.size):
-        if i + _AHEAD < rows.size:
-            prefetch(marks, np.int64(rows[i + _AHEAD]))
+        if i + _PREFETCHED < rows.size:
+            prefetch(marks, np.int64(rows[i + _PREFETCHED]))
         row = np.uint64(rows[i])
         count += marks[row] != now
         marks[row] = now

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from heterps_runtime.partition.access import Ages
 from heterps_runtime.store.ageing import by_period, find_due, stamp
-from heterps_runtime.store.changes import LOADED, MAX_SNAPSHOTS, Changes, find_marked
+from heterps_runtime.store.changes import AHEAD, LOADED, MAX_SNAPSHOTS, Changes, find_marked
 from heterps_runtime.store.index import MAX_ROWS, HashIndex
 from heterps_runtime.store.initial import ID_BITS, TableSpec
 from heterps_runtime.store.kernel import Int32s, Int64s, view
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import gather_rows, scatter_rows
 from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.notes import ALL, Notes
 from heterps_runtime.store.snapshot import RowChunk, RowSnapshot, rows_of_piece
 from heterps_runtime.store.team import ALONE, Team
 from heterps_runtime.store.values import Values
@@ -32,6 +33,7 @@ __all__ = ["LAST_STEP", "ROWS", "KeyFilter", "KeyedRows"]
 ROWS = "rows"  # the column of the rows' elements; all others are their state
 LAST_STEP = "last_step"  # the column of the last steps
 _NO_KEY = -1
+_LOOKED_AT = 1 << 16  # rows, at a time: removing as many takes a few milliseconds
 
 KeyFilter: TypeAlias = Callable[[Int64s], NDArray[np.bool_]]  # keys (n,) -> a mask (n,)
 
@@ -50,6 +52,7 @@ class KeyedRows:
 
     Attributes:
         changes: which rows have changed since which snapshot.
+        notes: of what changes and is removed while others copy.
         tables: by number.
     """
 
@@ -64,6 +67,7 @@ class KeyedRows:
         team: Team = ALONE,
     ) -> None:
         self.changes = Changes()
+        self.notes = Notes(self.changes)
         self.tables = dict(tables)
         self._ages = by_period(ages)
         self._values = values
@@ -77,6 +81,7 @@ class KeyedRows:
         self._keys = Slab(np.int64)
         self._free: Int32s = np.empty(0, np.int32)  # of these, the first `_num_free` were removed
         self._num_free = 0
+        self._num_ahead = 0  # copied ahead
         self._snapshot: RowSnapshot | None = None  # in progress
         self._unique = UniqueKeys()
         # Scratch memory, kept between calls: (m,) for the largest m so far.
@@ -84,7 +89,7 @@ class KeyedRows:
         self._unknown: Int32s = np.empty(0, np.int32)
 
     def __len__(self) -> int:
-        return self._num_rows - self._num_free
+        return self._num_rows - self._num_free - self._num_ahead
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +140,7 @@ class KeyedRows:
         assert self._snapshot is None, "one at a time"
         if self.changes.now > MAX_SNAPSHOTS:
             self.changes.start_again(self._num_rows)
+            self.notes.end()
         total = self.count_changed(since)
         low = since + 1 if since is not None and since < self.changes.now else LOADED
         number = self.changes.advance()
@@ -145,12 +151,13 @@ class KeyedRows:
         """Forget a snapshot that is done, or that is not needed any more."""
         self._snapshot = None
 
-    def copy_from(self, start: int, wanted: KeyFilter | None = None) -> tuple[RowChunk, int]:
-        """Copy some rows of a store in which they do not change meanwhile.
+    def copy_from(self, start: int, wanted: KeyFilter | None = None, since: int = ALL) -> tuple[RowChunk, int]:
+        """Copy some rows; `notes` say what changes meanwhile.
 
         Args:
             start: place of the first row that may be copied; 0 at first.
             wanted: keys (n,) -> mask (n,) of those to copy; None: all.
+            since: a note: only rows that have changed after it; `ALL`: also others.
 
         Returns:
             At most as many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
@@ -162,7 +169,8 @@ class KeyedRows:
             raise ValueError(f"start: must not be negative, is {start}")
         start = min(start, self._num_rows)
         found, end = np.empty(rows_of_piece(self.row_nbytes), np.int32), np.full(1, start, np.int64)
-        count = find_marked(self.changes.marks, start, self._num_rows, LOADED, self.changes.now, found, end)
+        low = LOADED if since == ALL else since + 1
+        count = find_marked(self.changes.marks, start, self._num_rows, low, self.changes.now, found, end)
         rows = found[:count]
         if wanted is not None:
             rows = rows[wanted(self._keys.array[rows])]
@@ -184,15 +192,28 @@ class KeyedRows:
         if self._last_steps:
             gather_rows(self._last_steps.array, positions, out.state[LAST_STEP])
 
-    def reserve(self, num_rows: int) -> None:
-        """Make room for so many rows, before as many are loaded: growing step by step takes as long as loading."""
+    def reserve(self, count: int) -> None:
+        """Make room for so many rows more, before they are loaded: growing step by step takes as long as loading."""
+        num_rows = self._num_rows - self._num_free + count
         self._reserve(num_rows)
         self._index.reserve(num_rows)
 
     def load(
-        self, keys: NDArray[np.int64], rows: NDArray[Any] | None, state: Mapping[str, NDArray[Any]] | None = None
+        self,
+        keys: NDArray[np.int64],
+        rows: NDArray[Any] | None,
+        state: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
+
+        Args:
+            keys: of the rows, (n,).
+            rows: their elements, (n, dim); None: there is no such column.
+            state: their state by name, (n, k) each.
+            ahead: they are copied ahead. Until `accept`, they count for nothing: they are neither copied nor saved, and
+                are not evicted.
 
         Raises:
             ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
@@ -214,8 +235,10 @@ class KeyedRows:
             arrays[name] = view(array, dtype)
         if len(given) == 0:
             return
-        first = self._num_rows
-        numbers = self._claim(given, loaded=True)
+        first, before = self._num_rows, self._num_rows - self._num_free
+        numbers = self._claim(given, AHEAD if ahead else LOADED)
+        if ahead:
+            self._num_ahead += self._num_rows - self._num_free - before
         if self._num_rows - first < len(given) and len(self._unique(given)[0]) < len(given):
             raise ValueError("keys: a key occurs twice")
         if self._last_steps and LAST_STEP in arrays:
@@ -258,6 +281,8 @@ class KeyedRows:
             assert self._last_steps is not None
             last_steps = self._last_steps.array.reshape(-1)
             due = due[: find_due(rows, self._keys.array, last_steps, limits, step, due)]
+            if self._num_ahead:
+                due = due[self.changes.marks[due] != AHEAD]
             evicted.append(self._keys.array[due])
             self.remove(due)
         return np.concatenate(evicted)
@@ -268,8 +293,12 @@ class KeyedRows:
             return
         if self._snapshot is not None:
             self._snapshot.keep(rows)
-        self._index.remove(self._keys.array[rows], rows)
+        keys = self._keys.array[rows]
+        self.notes.removed(keys)
+        self._index.remove(keys, rows)
         self._keys.array[rows] = _NO_KEY
+        if self._num_ahead:
+            self._num_ahead -= int(np.count_nonzero(self.changes.marks[rows] == AHEAD))
         self.changes.remove(rows)
         self._values.forget(rows)
         stop = self._num_free + len(rows)
@@ -278,34 +307,70 @@ class KeyedRows:
         self._free[self._num_free : stop] = rows
         self._num_free = stop
 
+    def accept(self) -> None:
+        """Let rows that were copied ahead be the store's."""
+        if self._num_ahead:
+            self.changes.add(self.changes.find_ahead(self._num_rows), LOADED)
+            self._num_ahead = 0
+
+    def drop_ahead(self) -> None:
+        """Remove rows that were copied ahead."""
+        if self._num_ahead:
+            self.remove(self.changes.find_ahead(self._num_rows))
+
+    def discard(self, keys: Int64s) -> None:
+        """Remove the rows of keys (n,), as far as there are any; keys may repeat."""
+        rows, _ = self.find(keys)
+        self.remove(np.unique(rows[rows >= 0]))
+
     def remove_keys(self, gone: KeyFilter) -> None:
         """Remove the rows of which `gone` says so.
 
         Args:
             gone: keys (n,) -> mask (n,) of those to remove.
         """
-        rows = np.flatnonzero(self._keys.array[: self._num_rows] != _NO_KEY).astype(np.int32)
+        start = 0
+        while start >= 0:
+            start = self.remove_some(gone, start)
+
+    def remove_some(self, gone: KeyFilter, start: int) -> int:
+        """Do a part of `remove_keys`, in a few milliseconds.
+
+        Args:
+            gone: keys (n,) -> mask (n,) of those to remove.
+            start: place of the first row to look at; 0 at first.
+
+        Returns:
+            The `start` of the next part; -1: all rows have been looked at.
+        """
+        stop = min(start + _LOOKED_AT, self._num_rows)
+        rows = np.flatnonzero(self._keys.array[start:stop] != _NO_KEY).astype(np.int32) + np.int32(start)
         if len(rows):
             self.remove(rows[gone(self._keys.array[rows])])
+        return stop if stop < self._num_rows else -1
 
-    def _claim(self, keys: Int64s, *, loaded: bool = False) -> Int32s:
+    def _claim(self, keys: Int64s, mark: int | None = None) -> Int32s:
         """Return the row of each key, (n,), valid until the next call: new rows for unknown keys, with initial state.
+
+        Args:
+            keys: to look up.
+            mark: of new rows, which are loaded; None: they change now, and have initial values.
 
         Raises:
             ValueError: a key belongs to no table of this store.
         """
-        if self._team.size == 1 or loaded:  # what is loaded is new, or nearly all of it
+        if self._team.size == 1 or mark is not None:  # what is loaded is new, or nearly all of it
             rows, _ = self._scratch(len(keys))
-            self._claim_in_order(keys, rows, loaded=loaded)
+            self._claim_in_order(keys, rows, mark)
             return rows
         rows, unknown = self.find(keys)  # several threads find rows; one gives new ones
         if len(unknown) or self._index.moves:
             new = np.empty(len(unknown), np.int32)
-            self._claim_in_order(keys[unknown], new, loaded=False)
+            self._claim_in_order(keys[unknown], new)
             rows[unknown] = new
         return rows
 
-    def _claim_in_order(self, keys: Int64s, rows: Int32s, *, loaded: bool) -> None:
+    def _claim_in_order(self, keys: Int64s, rows: Int32s, mark: int | None = None) -> None:
         """As `_claim`, in one thread; sets `rows` (n,)."""
         done = 0
         while True:
@@ -315,8 +380,8 @@ class KeyedRows:
             )
             for new in (np.arange(stop, self._num_rows, dtype=np.int32), self._free[self._num_free : num_free]):
                 if len(new):
-                    self.changes.add(new, LOADED if loaded else self.changes.now)
-                    self._begin(new, loaded=loaded)
+                    self.changes.add(new, self.changes.now if mark is None else mark)
+                    self._begin(new, loaded=mark is not None)
             if done < 0:
                 self._refuse(int(keys[-1 - done]))
             if done == len(keys):

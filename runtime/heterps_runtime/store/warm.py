@@ -15,7 +15,7 @@ from heterps_runtime.partition.access import TableRules
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.half import Precision, decode, encode
 from heterps_runtime.store.initial import TableSpec
-from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, fill_keys, group_by_shard
+from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, fill_keys, group_by_shard, shard_of
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -55,6 +55,8 @@ def warm_up_server(
     store.apply([(keys, grads)], 1.0, 2)
     while not copy.done:
         copy.advance()
+    store.end_snapshot()
+    _warm_up_copies(store, RowStore(1, dtype, sparse, 0, store.tables))
     if rules:
         _warm_up_rules(sparse, dtype)
     if disk is not None:
@@ -90,6 +92,17 @@ def _warm_up_dense(optimizer: DenseOptimizer, dtype: DTypeLike) -> None:
     parameters = DenseStore(optimizer)
     parameters.add("warm", np.zeros(1, dtype))
     parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
+
+
+def _warm_up_copies(store: RowStore, copy: RowStore) -> None:
+    """Copy rows to another server, and remove them: training stands still while some of that is done."""
+    slots = np.zeros(NUM_SLOTS, np.int32)
+    chunk, _ = store.copy_from(0, lambda keys: shard_of(keys, slots) == 0)
+    for _ in range(2):
+        copy.load(chunk.keys, chunk.rows, chunk.state, ahead=True)
+    copy.accept()
+    copy.discard(chunk.keys)
+    store.remove_keys(lambda keys: shard_of(keys, slots) == 0)
 
 
 def _warm_up_disk(dtype: DTypeLike, folder: Path) -> None:

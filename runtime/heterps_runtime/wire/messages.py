@@ -9,7 +9,6 @@ Messages to and from the coordinator do not name their sender, because the conne
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, get_args
 
@@ -18,7 +17,7 @@ import numpy as np
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.contract import PlanDocument, Role
 from heterps_runtime.partition.allocation import Allocation
-from heterps_runtime.partition.pieces import Place
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -82,24 +81,6 @@ class Chunk:
     gradients: Array  # (U, dim), in the precision of messages
 
 
-@dataclass(frozen=True, slots=True)
-class DensePiece:
-    """A server's piece of a dense parameter, with initial values."""
-
-    start: int  # of its elements in the flat parameter
-    shape: tuple[int, ...]  # of the parameter
-    values: Array  # (n,)
-
-    def __post_init__(self) -> None:
-        if self.values.ndim != 1 or min(self.start, *self.shape, 0) < 0 or self.place.stop > math.prod(self.shape):
-            raise ValueError(f"{list(self.values.shape)} values from {self.start} on, of {list(self.shape)}")
-
-    @property
-    def place(self) -> Place:
-        """Where it lies in its parameter."""
-        return Place(self.start, self.start + self.values.size, self.shape)
-
-
 # --- members to the coordinator ---------------------------------------------------------------------------------------
 
 
@@ -139,6 +120,14 @@ class Ready(Message):
     """The member is set up for a generation."""
 
     op: ClassVar[str] = "ready"
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedAhead(Message):
+    """Answers `CopyAhead`: the server has copied what it can."""
+
+    op: ClassVar[str] = "copied-ahead"
     generation: int
 
 
@@ -229,6 +218,16 @@ class Generation(Message):
     loss_scale: float | None = None  # of steps that begin before a commit says another; None: losses are not scaled
     held_by: tuple[str, ...] = ()  # addresses of the servers that have the state, if it is divided anew; empty: those
     missing: tuple[int, ...] = ()  # indices of servers without that state, which copy it from others
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAhead(Message):
+    """Another number of servers is to follow: copy rows that this server will have, while training goes on."""
+
+    op: ClassVar[str] = "copy-ahead"
+    generation: int  # in force; the next one has these servers
+    servers: tuple[str, ...]  # addresses, by index
+    held_by: tuple[str, ...]  # addresses of the servers that have the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +391,7 @@ class CopyShard(Message):
     op: ClassVar[str] = "copy-shard"
     generation: int
     shard: int
+    note: bool = False  # whether to note what changes from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +406,7 @@ class ShardState(Message):
     statistics: dict[str, Array]
     checkpoint: str  # folder of the checkpoint that has what no worker has defined yet; empty: there is none
     parts: dict[str, int]  # rows of each group of rows, and of their candidates
+    notes: dict[str, int]  # by part: the note that was asked for, or else the oldest that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +420,7 @@ class CopyRows(Message):
     num_servers: int  # of its division
     part: str  # of `ShardState.parts`
     start: int  # place of the first row that may be sent
+    since: int = -1  # a note: only what has changed after it; -1: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +434,7 @@ class ShardRows(Message):
     next: int  # `start` of the next request; -1: there are no more rows
     keys: Array  # (n,) int64
     columns: dict[str, Array]  # rows and their state, (n, dim) or (n, 1) each
+    removed: Array  # (m,) int64, keys of rows to remove before: those that were removed after the note
 
 
 # --- workers of neighbouring stages -----------------------------------------------------------------------------------
@@ -474,9 +477,11 @@ class Probe(Message):
     op: ClassVar[str] = "probe"
 
 
-FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Damaged | Evaluated
+FromMember: TypeAlias = (
+    Join | Pulse | Ready | CopiedAhead | Done | Failed | Leaving | Checkpointed | Damaged | Evaluated
+)
 Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
-FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
+FromCoordinator: TypeAlias = Generation | Order | CopyAhead | Shutdown | Rejoin
 ToServer: TypeAlias = Define | Pull | PullDense | Push | CopyShard | CopyRows
 FromServer: TypeAlias = Defined | Rows | Dense | Ack
 BetweenServers: TypeAlias = ShardState | ShardRows  # answers

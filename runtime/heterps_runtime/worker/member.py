@@ -20,6 +20,7 @@ from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
     Checkpoint,
     Commit,
+    CopyAhead,
     Evaluate,
     Generation,
     Go,
@@ -183,7 +184,7 @@ class WorkerMember(Member):
         """See `Member.takes_part`."""
         return self._engine is not None
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order | CopyAhead) -> None:
         engine = self._engine
         if engine is None or order.generation != engine.context.generation:
             return

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from heterps_runtime import storage
+from heterps_runtime import filesystems
 from heterps_runtime.checkpoint.dense import _pieces_of
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorFile
@@ -106,8 +106,12 @@ class _LocalOnly:
             return fs.FileSystem.from_uri(text)
 
 
+def _no_client(authority: str) -> Any:
+    raise ValueError(f"a remote address: {authority}")
+
+
 def _open_storage(data: bytes) -> None:
-    with replaced(storage, "pafs", _LocalOnly):
+    with replaced(filesystems, "pafs", _LocalOnly), replaced(filesystems, "_hdfs", _no_client):
         Storage.open(data.decode("utf-8", "replace")).path("step-1")
 
 

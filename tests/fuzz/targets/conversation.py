@@ -256,6 +256,7 @@ def regular(number: int) -> dict[str, Any]:
     for name in world.names:
         say(name, "ready", generation="now")
     say(last, "failed", reason="Slow", message="disk", permanent=False)
+    say("ps-0", "copied-ahead", generation="now")
     for step in range(_STEPS):
         for name in world.workers:
             say(

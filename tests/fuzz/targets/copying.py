@@ -18,10 +18,11 @@ from pyarrow import fs
 from heterps_runtime.checkpoint import DamagedError
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.copies import shards_of
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps import recovery as recovery_module
 from heterps_runtime.ps.gradients import Gradients
-from heterps_runtime.ps.holding import Division, Holding
+from heterps_runtime.ps.holding import Division, Holding, Origin
 from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import slot_map
@@ -29,15 +30,7 @@ from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.store import keyed
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.wire.codec import decode, encode
-from heterps_runtime.wire.messages import (
-    MESSAGES,
-    CopyRows,
-    CopyShard,
-    DensePiece,
-    Message,
-    ShardRows,
-    ShardState,
-)
+from heterps_runtime.wire.messages import MESSAGES, CopyAhead, CopyRows, CopyShard, Message, ShardRows, ShardState
 from heterps_runtime.wire.sequence import Stamp
 from tests.fuzz.targets.doubles import replaced
 from tests.heterps_runtime.helpers.coordinator_world import World
@@ -57,12 +50,16 @@ class Change:
     after: int
     replication: int
     missing: tuple[int, ...]  # servers that have lost their state
+    ahead: str = ""  # that the server copies ahead of the change, or that it has done so; empty: neither
 
 
 WORLDS = (
     Change(0, 2, 2, 2, (0,)),  # it copies both of its shards from the other one
     Change(1, 1, 2, 1, (1,)),  # it is new
     Change(0, 3, 2, 2, (1,)),  # it gets parts of shards, also of those that it has
+    Change(1, 1, 2, 1, (1,), "copies"),  # it will be new
+    Change(1, 1, 2, 1, (1,), "copied"),  # it is new, and has the rows of before
+    Change(0, 2, 1, 1, (), "copies"),  # it will have all, and trains
 )
 _TABLES = (Table(0, "small", 1 << 20, 3, None), Table(1, "large", 1 << 20, 4, 0))
 _RULES = ({"name": "large", "admission": {"minSteps": 2}, "eviction": {"unusedSteps": 9}},)
@@ -115,13 +112,42 @@ class Copying:
             held = shards_of(change.index, change.before, change.replication)
             self.holding.present = Division(change.before, {i: _copy(number, i) for i in held}, complete=True)
         missing = change.index in change.missing
-        self.holding.begin_generation(change.after, change.before, 0, missing=missing)
         servers = tuple(map(str, range(change.after)))
         held_by = tuple(map(str, range(change.before))) if change.before != change.after else ()
         announced: Any = _Announced(servers, held_by, change.missing)
+        self.training = self._rows() if change.ahead == "copies" else {}  # that copies must not touch
+        if change.ahead == "copies":
+            announced = CopyAhead(1, servers, held_by)
+        else:
+            if change.ahead == "copied":
+                self._have_copied(number)
+            self.holding.begin_generation(change.after, change.before, 0, missing=missing)
         nothing: Any = None
         with replaced(recovery_module, "Connections", lambda *_: self.peers):
             self.recovery = Recovery(nothing, nothing, "ps", announced, self.holding, change.replication, _storage())
+
+    def _rows(self) -> dict[str, list[bytes]]:
+        """Rows of the present shards, by shard and part."""
+        found = {}
+        for index, shard in self.holding.present.shards.items():
+            for part in shard.describe().parts:
+                rows = answer(shard, CopyRows(1, index, index, self.change.before, part, 0))
+                assert isinstance(rows, ShardRows)
+                found[f"{index} {part}"] = [rows.keys.tobytes(), *(v.tobytes() for v in rows.columns.values())]
+        return found
+
+    def _have_copied(self, number: int) -> None:
+        ahead = self.holding.begin_ahead(0, self.change.before, self.change.after)
+        for index, target in ahead.shards.items():
+            target.define(_TABLES, {}, {})
+            for shard in range(self.change.before):
+                state, given = _trained(number, shard)
+                ahead.origins[shard] = Origin(shard, dict.fromkeys(state.parts, 1))
+                for rows in given:
+                    mine = shard_of(rows.keys, slot_map(self.change.after)) == index
+                    columns = {name: values[mine] for name, values in rows.columns.items()}
+                    target.take_rows(rows.part, rows.keys[mine], columns)
+        ahead.complete = True
 
     def hear(self, server: int, message: Message) -> bool:
         """Handle what a server says, and copy what is within this one; return whether all is there."""
@@ -135,14 +161,27 @@ class Copying:
 
     def check(self, done: bool) -> None:
         """Compare what is kept with its bounds; if all is there, the server must be able to work with it."""
-        for shard in self.holding.in_use.shards.values():
+        ahead = self.holding.ahead.shards if self.holding.ahead and self.change.ahead == "copies" else {}
+        for shard in (self.holding.in_use.shards | ahead).values():
             for store in shard.stores.values():
                 for rows_of in (store, store.candidates):
                     assert rows_of is None or rows_of._keys.capacity <= _LEAST_ROOM + _AHEAD * self.arrived
+        if self.change.ahead == "copies":
+            assert self._rows() == self.training
         if not done:
+            return
+        if self.change.ahead == "copies":
+            assert self.holding.copied_ahead(2, self.change.before, self.change.after) is not None
+            for index, shard in ahead.items():
+                for part, copied in shard.parts.items():
+                    copied.accept()
+                    rows = answer(shard, CopyRows(1, index, index, self.change.after, part, 0))
+                    assert isinstance(rows, ShardRows)
+                    assert (shard_of(rows.keys, slot_map(self.change.after)) == index).all()
             return
         self.holding.note_complete()
         self.holding.finish_change()
+        self.holding.finish_dropping()
         assert self.holding.committed == _STEPS
         for index, shard in self.holding.in_use.shards.items():
             described = answer(shard, CopyShard(1, index))
@@ -317,6 +356,11 @@ def regular(number: int, checkpoint: str = "") -> dict[str, Any]:
     entries = []
     copying, done = Copying(number), False
     shards = {index: _copy(number, index) for index in range(WORLDS[number].before)}
+    if WORLDS[number].ahead == "copied":
+        for shard in shards.values():
+            assert set(shard.note().notes.values()) == {1}
+            for store in shard.stores.values():
+                store.remove(np.arange(4, dtype=np.int32))
     while not done:
         server, request = copying.peers.asked.popleft()
         with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):

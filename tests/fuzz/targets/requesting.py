@@ -11,6 +11,7 @@ import numpy as np
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.ps.holding import Holding
@@ -23,7 +24,6 @@ from heterps_runtime.wire.messages import (
     CopyRows,
     CopyShard,
     Define,
-    DensePiece,
     Message,
     Pull,
     PullDense,
@@ -107,5 +107,6 @@ def requests() -> Iterator[Message]:
     yield Push(GENERATION, 0, 0, "worker-0-0", chunks, {"weight": np.ones(6, np.float32)}, dict(STATISTICS))
     yield Push(GENERATION, 0, 1, "worker-0-0", chunks[:1], {}, {})
     yield CopyShard(GENERATION, 0)
+    yield CopyShard(GENERATION, 0, note=True)
     yield CopyRows(GENERATION, 0, 0, 1, "group-2", 0)
     yield CopyRows(GENERATION, 0, 1, 3, "group-4", 0)

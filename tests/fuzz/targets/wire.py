@@ -14,10 +14,11 @@ import numpy as np
 import xxhash
 
 from heterps_runtime.errors import ProtocolError, UserError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.link import Credentials, read_identity
-from heterps_runtime.wire.messages import MESSAGES, Array, DensePiece, Message
+from heterps_runtime.wire.messages import MESSAGES, Array, Message
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Peers, Stamp
 from tests.fuzz.mutation import SEPARATOR

@@ -61,6 +61,13 @@ def await_file(substrate: ProcessSubstrate, path: Path) -> str:
     return path.read_text()
 
 
+def await_pid(substrate: ProcessSubstrate, name: str) -> int:
+    """A forked process may do something before its server has said which pid it has."""
+    while not (pid := view(substrate, name).pid):
+        substrate.wait(0.01)
+    return pid
+
+
 def await_pid_gone(pid: int) -> None:
     try:
         descriptor = os.pidfd_open(pid)
@@ -89,6 +96,7 @@ def test_a_process_killed_by_a_signal_says_which(substrate: ProcessSubstrate) ->
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(substrate: ProcessSubstrate, tmp_path: Path) -> None:
     substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "stubborn"))
     await_file(substrate, tmp_path / "up")
+    await_pid(substrate, "worker-0-0")
     substrate.stop("worker-0-0", 0.05)
     assert view(substrate, "worker-0-0").stopping
     assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGKILL
@@ -102,6 +110,7 @@ def test_a_process_that_obeys_is_not_killed(substrate: ProcessSubstrate) -> None
 def test_a_worker_that_obeys_is_not_killed(substrate: ProcessSubstrate, tmp_path: Path) -> None:
     substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "obedient"))
     await_file(substrate, tmp_path / "up")
+    await_pid(substrate, "worker-0-0")
     substrate.stop("worker-0-0", 60.0)
     assert await_end(substrate, "worker-0-0").exit_code == -signal.SIGTERM
 
@@ -109,8 +118,7 @@ def test_a_worker_that_obeys_is_not_killed(substrate: ProcessSubstrate, tmp_path
 def test_a_worker_looks_the_same_to_other_programs(substrate: ProcessSubstrate, tmp_path: Path) -> None:
     substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "obedient"))
     await_file(substrate, tmp_path / "up")
-    while not (pid := view(substrate, "worker-0-0").pid):
-        substrate.wait(0.01)
+    pid = await_pid(substrate, "worker-0-0")
     words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     assert words == [*PROGRAM, "worker", "--pool", "obedient"]
     assert os.getsid(pid) == os.getpgid(pid) == pid

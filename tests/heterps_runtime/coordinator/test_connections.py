@@ -13,7 +13,7 @@ from heterps_runtime.coordinator import connections
 from heterps_runtime.coordinator.connections import MemberConnections
 from heterps_runtime.wire.codec import Encoded, encode_for_all
 from heterps_runtime.wire.link import member_identity, pulse_identity
-from heterps_runtime.wire.messages import FromMember, Go, Message, Pulse, Ready
+from heterps_runtime.wire.messages import FromMember, Go, Message, Probe, Pulse, Ready
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
 
@@ -77,7 +77,8 @@ def test_a_message_for_many_members_is_encoded_once(monkeypatch: pytest.MonkeyPa
     encoded: list[Message] = []
 
     def counting(message: Message) -> Encoded:
-        encoded.append(message)
+        if not isinstance(message, Probe):  # sent now and then, also to a busy machine
+            encoded.append(message)
         return encode_for_all(message)
 
     async def run() -> None:

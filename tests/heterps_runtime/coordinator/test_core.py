@@ -102,10 +102,11 @@ def test_a_lost_worker_costs_the_uncommitted_step_and_survivors_go_on() -> None:
     world.step()
     assert world.commits == [0, 1, 2, 3]
     world.join("worker-0-1")
+    world.step()
     assert world.last(Generation).allocation.batches == ((16, 16),)
     world.ready()
     world.step()
-    assert world.commits == [0, 1, 2, 3, 4]
+    assert world.commits == [0, 1, 2, 3, 4, 5]
     assert world.reasons().count("MemberLost") == 1
 
 

@@ -43,8 +43,27 @@ def test_the_one_before_is_restored_also_if_it_is_known_first() -> None:
     world = restoring()
     report(world, "ps-1")
     world.core.checkpoints_opened(BEFORE)
+    assert len(world.told(Generation)) == len(world.names), "the member that reported it joins first"
+    world.join("ps-1")
+    assert len(world.told(Generation)) == 2 * len(world.names)
+    assert world.last(Generation).restore == Restore(BEFORE.step, BEFORE.folder)
+
+
+def test_a_server_that_was_ready_before_it_read_rows_is_not_taken_to_hold_them() -> None:
+    """It reads them when workers define tables, which may be in a generation that goes on."""
+    world = restoring()
+    world.ready()
+    world.core.member_lost("worker-0-1", "gone")
+    assert world.last(Generation).restore is None
+    report(world, "ps-1")
+    world.core.checkpoints_opened(BEFORE)
     world.join("ps-1")
     assert world.last(Generation).restore == Restore(BEFORE.step, BEFORE.folder)
+    assert [m.restore for n, m in world.sent if n == "ps-0" and isinstance(m, Generation)] == [
+        Restore(LATEST.step, LATEST.folder),
+        None,
+        Restore(BEFORE.step, BEFORE.folder),
+    ]
 
 
 def test_several_members_that_find_it_damaged_count_once() -> None:

@@ -35,10 +35,6 @@ def undisturbed(folder: Path) -> dict[str, Any]:
     return train(RunConfig.from_json(configuration(folder / "reference", steps=STEPS)), torch.float64)
 
 
-def _committed(steps: int) -> Any:
-    return lambda status: status["committedSteps"] >= steps
-
-
 CASES: list[tuple[str, list[Stage], int]] = [
     ("worker-1-0", [("cpu", 4, 1), ("cpu", LAST, 2)], 1),
     ("worker-1-0", [("cpu", 4, 1), ("card", LAST, 2)], 1),  # the first replica also holds the rendezvous of the group
@@ -54,13 +50,12 @@ def test_a_killed_process_changes_nothing_in_the_model(
 ) -> None:
     document = configuration(folder / f"{victim}-{CASES.index((victim, stages, servers))}", steps=STEPS)
     job = ThreadedJob(document)
-    process = job.start(stages, servers, as_process=victim)
+    process = job.start(stages, servers, as_process=victim, hold_at=15)
     assert process is not None
-    before = job.wait(_committed(15))
     job.kill(process, victim)
     survivors = job.status()
     assert victim not in [m["name"] for m in survivors["members"] if m["state"] != "absent"]
-    assert before["committedSteps"] < STEPS, "the job must not have ended before its process was killed"
+    job.hold()
     if victim.startswith("ps") or max(workers for _, _, workers in stages) == 1:
         job.start_member(victim, stages)  # a thread will do: the others are idle
     status = job.wait()
@@ -74,17 +69,18 @@ def test_a_killed_process_changes_nothing_in_the_model(
 @pytest.mark.parametrize("stages", [[("cpu", 4, 2), ("cpu", LAST, 2)], [("card", LAST, 3)]])
 def test_batch_sizes_may_change_while_training(stages: list[Stage], folder: Path, undisturbed: dict[str, Any]) -> None:
     job = ThreadedJob(configuration(folder / f"batches-{len(stages)}", steps=STEPS))
-    job.start(stages, 1)
+    job.start(stages, 1, hold_at=15)
     splits = {
         2: [[[1, 31], [32, 0]], [[0, 32], [13, 19]], [[32, 0], [0, 32]]],
         1: [[[0, 31, 1]], [divide("random", WORKERS, 32, seed=4)], [divide("bno", WORKERS, 32)]],
     }
     used = []
     for number, split in enumerate(splits[len(stages)]):
-        job.wait(_committed(15 + 25 * number))
+        job.hold_at(15 + 25 * number)
         used.append((job.credentials.request("PUT", PATH_ALLOCATION, {"stages": split})["fromStep"], split))
-        job.wait(_committed(used[-1][0] + 1))
+        job.hold_at(used[-1][0] + 1)
         assert job.status()["allocation"] == split
+    job.hold()
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.wire.messages import Generation, Go, Shutdown
+from heterps_runtime.wire.messages import CopiedAhead, CopyAhead, Generation, Go, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
 from tests.heterps_runtime.helpers.jobs import Stage, plan_document
 
@@ -29,13 +29,16 @@ def test_new_servers_copy_from_those_that_hold_the_state(stages: list[Stage]) ->
     world.step()
     assert world.told(Generation) == [], "the members train on until all servers are there"
     world.join("ps-3")
+    world.step()
+    assert world.told(Generation) == [], "and until these have copied what they can"
+    world.copied_ahead()
     announced = _to_servers(world)
     assert announced.servers == ("tcp://ps-0:1", "tcp://ps-1:1", "tcp://ps-2:1", "tcp://ps-3:1")
     assert (announced.held_by, announced.missing) == (("tcp://ps-0:1", "tcp://ps-1:1"), (2, 3))
-    assert (announced.restore, announced.committed) == (None, 4)
+    assert (announced.restore, announced.committed) == (None, 5)
     world.ready()
     world.step()
-    assert world.core.progress.committed == 5
+    assert world.core.progress.committed == 6
     world.core.member_lost("worker-0-0", "it died")
     world.join("worker-0-0")
     assert _to_servers(world).held_by == (), "the state is divided among the new servers"
@@ -46,6 +49,7 @@ def test_servers_that_the_plan_lacks_end_when_all_are_ready() -> None:
     world.step(3)
     world.sent.clear()
     _submit(world, 1)
+    world.copied_ahead()
     announced = _to_servers(world)
     assert (announced.servers, announced.held_by) == (
         ("tcp://ps-0:1",),
@@ -67,6 +71,7 @@ def test_a_change_that_is_interrupted_begins_again() -> None:
     world.step(3)
     _submit(world, 3)
     world.join("ps-2")
+    world.copied_ahead()
     world.ready("ps-0", "ps-2")
     world.core.member_lost("worker-0-1", "it died")
     world.join("worker-0-1")
@@ -80,11 +85,24 @@ def test_a_change_is_given_up_for_a_plan_with_the_servers_of_before() -> None:
     world.step(3)
     _submit(world, 3)
     world.join("ps-2")
+    world.copied_ahead()
     _submit(world, 2)
     assert world.told(Shutdown) == ["ps-2"]
     announced = _to_servers(world)
     assert (announced.servers, announced.held_by) == (("tcp://ps-0:1", "tcp://ps-1:1"), ())
     assert announced.restore is None
+
+
+def test_a_change_is_given_up_for_a_plan_with_yet_another_number_of_servers() -> None:
+    """What its servers copy is not waited for."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    world.copied_ahead()
+    _submit(world, 1)
+    announced = _to_servers(world)
+    assert (announced.servers, len(announced.held_by), announced.restore) == (("tcp://ps-0:1",), 2, None)
 
 
 @pytest.mark.parametrize(("divisions", "restores"), [((2, 3), False), ((2,), True), ((3,), False)])
@@ -96,6 +114,7 @@ def test_a_server_that_joins_again_after_a_change_says_what_it_has(
     world.step(3)
     _submit(world, 3)
     world.join("ps-2")
+    world.copied_ahead()
     world.ready()
     world.join("ps-1", lineage=world.core.membership.lineage, version=3, divisions=divisions)
     assert (_to_servers(world).restore is not None) == restores
@@ -122,12 +141,129 @@ def test_with_copies_a_loss_during_a_change_costs_nothing(victim: str, held_by: 
     world = World(ONE_CPU, 3, replication=2).begin()
     world.step(3)
     _submit(world, 2)
+    world.copied_ahead()
     world.core.member_lost(victim, "it died")
     if victim != "ps-2":
         world.join(victim)
     announced = _to_servers(world)
     assert announced.restore is None
     assert (announced.missing, announced.held_by[int(victim[-1])]) == ((int(victim[-1]),), held_by)
+
+
+def _asked(world: World) -> list[str]:
+    """Servers that were told to copy ahead in the generation in force."""
+    generation = world.core.membership.generation
+    return [n for n, m in world.sent if isinstance(m, CopyAhead) and m.generation == generation]
+
+
+def test_the_order_to_copy_ahead_names_both_divisions() -> None:
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    order = world.last(CopyAhead)
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2"]
+    assert order.servers == ("tcp://ps-0:1", "tcp://ps-1:1", "tcp://ps-2:1")
+    assert order.held_by == ("tcp://ps-0:1", "tcp://ps-1:1")
+
+
+def test_the_plan_changes_when_the_last_server_has_copied_ahead() -> None:
+    world = World(ONE_CPU, 3).begin()
+    world.step(3)
+    _submit(world, 2)
+    assert _asked(world) == ["ps-0", "ps-1"], "the third one will not be there"
+    world.say("ps-0", CopiedAhead(world.core.membership.generation))
+    assert _to_servers(world).held_by == (), "the other one still copies"
+    world.say("ps-1", CopiedAhead(world.core.membership.generation))
+    assert len(_to_servers(world).held_by) == 3
+
+
+def test_a_generation_in_between_makes_what_was_copied_ahead_worthless() -> None:
+    """Its servers have dropped their notes: the copy begins again when all train again."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    late = CopiedAhead(world.core.membership.generation)
+    world.core.member_lost("worker-0-1", "it died")
+    world.say("ps-2", late)
+    assert _to_servers(world).held_by == ()
+    world.ready("worker-0-0", "ps-0", "ps-1")
+    world.join("worker-0-1")
+    assert _asked(world) == [], "the generation that it takes part in would end the copy"
+    world.step()
+    world.ready()
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2"]
+    world.say("ps-2", late)
+    world.step()
+    assert _to_servers(world).held_by == (), "the late message is of the generation before"
+    world.copied_ahead()
+    assert len(_to_servers(world).held_by) == 2
+
+
+def test_a_new_server_that_is_replaced_copies_ahead_again() -> None:
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    world.core.member_lost("ps-2", "it died")
+    world.step()
+    world.join("ps-2")
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2", "ps-2"]
+    assert world.core.progress.committed == 4, "training goes on"
+    world.copied_ahead()
+    assert len(_to_servers(world).held_by) == 2
+
+
+def test_a_job_that_stands_still_trains_on_before_it_changes() -> None:
+    """Its servers would copy all rows in the pause; if they copy ahead, it lasts no longer than without the change."""
+    world = World(CARDS, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.core.member_lost("worker-0-0", "it died")
+    world.join("ps-2")
+    world.join("worker-0-0")
+    assert world.told(CopyAhead) == []
+    assert _to_servers(world).held_by == ()
+    world.ready()
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2"]
+    world.copied_ahead()
+    assert len(_to_servers(world).held_by) == 2
+
+
+def test_the_last_process_of_the_plan_may_come_while_members_set_up() -> None:
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("worker-0-1")
+    world.sent.clear()
+    world.join("ps-2")
+    assert world.told(Generation) == [], "what the members set up is not interrupted"
+    world.ready()
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2"]
+
+
+def test_a_job_that_restores_a_checkpoint_changes_at_once() -> None:
+    """Rows come from the checkpoint, for servers of either plan."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.core.member_lost("ps-1", "it died")
+    world.join("ps-2")
+    world.join("ps-1")
+    assert world.told(CopyAhead) == []
+    announced = _to_servers(world)
+    assert (announced.restore is not None, len(announced.servers)) == (True, 3)
+
+
+def test_a_loss_that_the_next_plan_does_not_mind_ends_the_wait() -> None:
+    """The server that is lost will not be started again, as the next plan lacks it."""
+    world = World(ONE_CPU, 3, replication=2).begin()
+    world.step(3)
+    _submit(world, 2)
+    assert _asked(world) == ["ps-0", "ps-1"]
+    world.core.member_lost("ps-2", "it died")
+    assert (_to_servers(world).held_by[2], _to_servers(world).restore) == ("", None)
 
 
 def test_servers_stay_on_their_pool() -> None:

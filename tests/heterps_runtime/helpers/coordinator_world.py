@@ -17,6 +17,8 @@ from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,
     Commit,
+    CopiedAhead,
+    CopyAhead,
     Damaged,
     DataSize,
     Done,
@@ -168,6 +170,13 @@ class World:
         assert self.core.membership.roster is not None
         for name in names or tuple(self.core.membership.roster.present):
             self.say(name, Ready(self.core.membership.generation))
+
+    def copied_ahead(self) -> None:
+        """The servers that were told to copy ahead in this generation have done so."""
+        generation = self.core.membership.generation
+        for name, message in list(self.sent):
+            if isinstance(message, CopyAhead) and message.generation == generation:
+                self.say(name, CopiedAhead(generation))
 
     def evaluated(self, name: str) -> None:
         self.say(name, Evaluated(self.core.membership.generation, {}))

@@ -10,11 +10,11 @@ import asyncio
 import concurrent.futures
 import copy
 import json
+import math
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from heterps_runtime.contract import (
 from heterps_runtime.coordinator.figures import describe_job
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.coordinator.steps import Steps
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
@@ -268,6 +269,15 @@ def is_over(status: dict[str, Any]) -> bool:
     return status["phase"] in FINAL_PHASES
 
 
+class _HeldSteps(Steps):
+    """Steps of which those from `first_held` on are not committed."""
+
+    first_held = math.inf
+
+    def complete(self, step: int, num_workers: int) -> bool:
+        return step < self.first_held and super().complete(step, num_workers)
+
+
 class ThreadedJob:
     """A job whose processes are threads of this one.
 
@@ -288,6 +298,7 @@ class ThreadedJob:
         self._host, self._ports = host, ports
         self.document = copy.deepcopy(document)
         self.config = RunConfig.from_json(document)
+        self._steps = _HeldSteps(self.config)
         self._threads: list[threading.Thread] = []
         self._processes: list[MemberProcess] = []
         self.failures: list[str] = []
@@ -314,7 +325,8 @@ class ThreadedJob:
             self._loop_failure = error
 
     async def _serve(self, server: CoordinatorServer) -> None:
-        self._loop, self._describe = asyncio.get_running_loop(), partial(describe_job, server.core, self.config)
+        self._loop, self._core = asyncio.get_running_loop(), server.core
+        self._core.steps = self._steps
         await server.run()
 
     def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
@@ -335,8 +347,14 @@ class ThreadedJob:
         as_process: str | None = None,
         program: Sequence[str] = PROGRAM,
         precision: str | None = None,
+        hold_at: int | None = None,
     ) -> MemberProcess | None:
-        """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned."""
+        """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned.
+
+        With `hold_at`, training goes on to this step only, which is waited for.
+        """
+        if hold_at is not None:
+            self.hold(hold_at)
         self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers, precision))
         self.config = self.config.in_precision(precision)
         self._compile()
@@ -345,7 +363,10 @@ class ThreadedJob:
         for name in names:
             if name != as_process:
                 self.start_member(name, stages)
-        return self.start_process(as_process, stages, program) if as_process else None
+        process = self.start_process(as_process, stages, program) if as_process else None
+        if hold_at is not None:
+            self.hold_at(hold_at)
+        return process
 
     def _compile(self) -> None:
         """Compile before the first thread traces: torch.fx replaces functions of `math` while it reads a model."""
@@ -421,7 +442,7 @@ class ThreadedJob:
 
         def make() -> None:
             try:
-                status = self._describe(steady_time())
+                status = describe_job(self._core, self.config, steady_time())
                 made.set_result(json.dumps(status) if condition(status) else None)
             except Exception as error:
                 made.set_exception(error)
@@ -429,6 +450,28 @@ class ThreadedJob:
         self._loop.call_soon_threadsafe(make)
         text = made.result(PATIENCE_SECONDS)
         return None if text is None else json.loads(text)
+
+    def hold(self, step: float = math.inf) -> None:
+        """Commit no step from this one on, so that training is not over before a test has acted.
+
+        All members go on: they answer, and compute what they may before the next commit. Called again, it lets training
+        go on to a later step; by default, to its end.
+        """
+
+        def move() -> None:
+            self._steps.first_held = step
+            self._core._commit_ready_steps()
+
+        self._loop.call_soon_threadsafe(move)
+
+    def hold_at(self, step: int) -> None:
+        """Let training go on to a step, and wait until it is there."""
+        self.hold(step)
+        self.wait(lambda status: status["committedSteps"] >= step)
+
+    def wait_for_member(self, name: str) -> None:
+        """Wait until a member has joined."""
+        self.wait(lambda status: any(m["name"] == name and m["state"] != "absent" for m in status["members"]))
 
     def wait(self, until: Condition = is_over) -> dict[str, Any]:
         """Wait for a condition on the status, by default the end of the job."""

@@ -22,10 +22,10 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.partition.access import rules_of
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps.gradients import Gradients
 from heterps_runtime.ps.shard import Shard
-from heterps_runtime.wire.messages import DensePiece
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.jobs import configuration
 from tests.heterps_runtime.helpers.store_reference import all_rows

@@ -112,12 +112,13 @@ def test_a_worker_that_dies_and_its_successor_count_no_batch_twice(folder: Path)
     document = configuration(folder / "dying", "normed_picture", rows=90, steps=40)
     stages: list[Stage] = [("card", LAST, 2)]  # whose workers hold the statistics
     job = ThreadedJob(document)
-    process = job.start(stages, 1, as_process="worker-0-1")
+    process = job.start(stages, 1, as_process="worker-0-1", hold_at=5)
     assert process is not None
     try:
-        job.wait(lambda status: status["committedSteps"] >= 5)
         job.kill(process, "worker-0-1")
         job.start_process("worker-0-1", stages)
+        job.wait_for_member("worker-0-1")  # or training is over before it takes part
+        job.hold()
         trained = trained_model(job.wait())
     finally:
         job.close()

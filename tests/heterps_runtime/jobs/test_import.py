@@ -15,7 +15,6 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import FINAL_PHASES, PATH_STOP, JobPhase
-from tests.heterps_runtime.helpers.gate import Gate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -98,7 +97,6 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     before: list[Stage],
     after: list[Stage],
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two jobs of an epoch, the second with the state of the first, train the model of one job of both."""
     steps = 10  # of an epoch
@@ -108,13 +106,9 @@ def test_a_job_goes_on_with_the_optimizers_of_another(
     second = configuration(folder / f"day-2-{optimizer}", model, optimizer=optimizers, steps=steps)
     path = str(Path(first["workDirectory"]) / "checkpoints")
     second["job"]["spec"]["model"]["initFrom"] = {"path": path, "optimizerState": "Keep"}
-    gate = Gate(monkeypatch, first_step=5)
-    gate.open.clear()
     job = ThreadedJob(second)
-    job.start(after, 3)
-    job.wait(lambda status: status["committedSteps"] >= 3)
+    job.start(after, 3, hold_at=5)
     job.credentials.request("POST", PATH_STOP)  # it goes on from a checkpoint of its own
-    gate.open.set()
     stopped = job.wait()
     job.close()
     assert stopped["committedSteps"] < steps
@@ -177,8 +171,7 @@ def test_a_job_that_has_checkpoints_goes_on_from_its_own(folder: Path) -> None:
     document = begun_with(path, "resumed", folder, "flights", steps=10**6)
     stages: list[Stage] = [("cpu", 10, 1)]
     job = ThreadedJob(document)
-    job.start(stages, 1)
-    job.wait(lambda status: status["committedSteps"] >= 3)
+    job.start(stages, 1, hold_at=3)
     job.credentials.request("POST", PATH_STOP)
     stopped = job.wait()
     job.close()

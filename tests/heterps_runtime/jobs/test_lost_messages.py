@@ -8,19 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from heterps_runtime.contract import PATH_PLAN
 from heterps_runtime.coordinator import server as coordinator
 from heterps_runtime.ps import server as ps
 from heterps_runtime.wire import link, sequence
 from heterps_runtime.wire.messages import MESSAGES
 from heterps_runtime.worker import generation, member
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.gate import CommitGate
-from tests.heterps_runtime.helpers.jobs import ThreadedJob, counting_configuration, run_job, trained_model
+from tests.heterps_runtime.helpers.jobs import (
+    Stage,
+    ThreadedJob,
+    counting_configuration,
+    plan_document,
+    run_job,
+    trained_model,
+)
 from tests.heterps_runtime.helpers.swallowing import Swallowing
 
 pytestmark = pytest.mark.slow
 
 STEPS = 40
+STAGES: list[Stage] = [("cpu", 2, 2)]
 NEVER = 100_000  # seconds until a hang: no test waits for it
 FAULTS: dict[str, list[tuple[str, ...]]] = {
     "steps": [("ready",), ("go",), ("commit",), ("done",)],
@@ -29,7 +37,8 @@ FAULTS: dict[str, list[tuple[str, ...]]] = {
     "servers": [("define", "defined"), *((op,) for op in ("pull", "rows", "pull-dense", "dense", "push", "ack"))],
     "stages": [("forward",), ("backward",)],
 }
-COPIES = ("copy-shard", "shard-state", "copy-rows", "shard-rows")  # between servers, before a generation works
+COPIES = ("copy-shard", "shard-state", "copy-rows", "shard-rows")  # between servers
+AHEAD = [("copy-ahead",), ("copied-ahead",), *((op,) for op in COPIES)]  # before another number of servers works
 # Sent once if asked for, or answered by the end of the process, or followed by the next one.
 OTHERS = {"allocation", "damaged", "failed", "leaving", "pulse", "probe"}
 
@@ -46,7 +55,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_message_is_in_a_list() -> None:
-    lost = [*itertools.chain(*FAULTS.values()), COPIES]
+    lost = [*itertools.chain(*FAULTS.values()), *AHEAD]
     assert {op for fault in lost for op in fault} | OTHERS == set(MESSAGES)
 
 
@@ -66,6 +75,33 @@ def test_a_message_that_is_lost_ends_its_generation(
     assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)
 
 
+@pytest.mark.parametrize("fault", AHEAD)
+@pytest.mark.usefixtures("hurried")
+def test_a_message_that_is_lost_while_rows_are_copied_ahead_only_delays_the_change(
+    fault: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Swallowing([fault])
+    network.tap_listeners(monkeypatch)
+    document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
+    document["job"]["spec"]["parameterServer"]["replication"] = 2  # a server may have to join again
+    document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
+    job = ThreadedJob(document)
+    job.start(STAGES, 2, hold_at=5)
+    job.credentials.request("PUT", PATH_PLAN, plan_document(STAGES, 3))
+    job.start_server(2)
+    job.wait(lambda status: any(event["reason"] == "ServersChanged" for event in status["events"]))
+    job.hold()
+    status = job.wait()
+    job.close()
+    network.close()
+    assert not job.failures, "\n".join(job.failures)
+    assert not network.remaining, "the message was lost"
+    reasons = [event["reason"] for event in status["events"]]
+    assert reasons.count("ServersChanged") == 1
+    assert "RolledBack" not in reasons
+    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)
+
+
 @pytest.mark.usefixtures("hurried")
 def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., None]
@@ -75,11 +111,10 @@ def test_a_message_between_servers_that_is_lost_begins_the_copy_anew(
     document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
     document["job"]["spec"]["parameterServer"]["replication"] = 2
     document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
-    CommitGate(monkeypatch, 5)
     job = ThreadedJob(document)
-    job.start([("cpu", 2, 2)], 2)
-    job.wait(lambda status: status["committedSteps"] >= 3)
+    job.start(STAGES, 2, hold_at=5)
     lose(job, "ps-1")
+    job.hold()
     status = job.wait()
     job.close()
     network.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
-from heterps_runtime.ps.gradients import Gradients
-from heterps_runtime.ps.shard import Shard
 from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
 from tests.heterps_runtime.helpers.jobs import (
@@ -58,11 +55,13 @@ def test_a_worker_that_the_plan_adds_takes_part_from_the_next_generation_on() ->
     assert not world.told(Generation), "present workers train until another joins"
     world.step(1)
     world.join("worker-0-2")
-    assert world.last(Generation).committed == 3
+    assert not world.told(Generation), "and finish the step under way"
+    world.step(1)
+    assert world.last(Generation).committed == 4
     assert [len(stage) for stage in world.core.steps.allocation.batches] == [3]  # type: ignore[union-attr]
     world.ready()
     world.step(1)
-    assert world.commits == [0, 1, 2, 3]
+    assert world.commits == [0, 1, 2, 3, 4]
 
 
 def test_a_plan_that_shrinks_before_all_have_come_starts_with_those_that_are_there() -> None:
@@ -88,35 +87,23 @@ def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_chec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["card", RING])
-def test_workers_come_and_go_and_the_model_is_the_same(
-    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_come_and_go_and_the_model_is_the_same(pool: str, tmp_path: Path) -> None:
     steps = 150
     reference = train(RunConfig.from_json(configuration(tmp_path / "reference", steps=steps)), torch.float64)
     few: list[Stage] = [("cpu", 4, 1), (pool, LAST, 1)]
     many: list[Stage] = [("cpu", 4, 1), (pool, LAST, 2)]  # the newcomer is handed the dense parameters
-    going, push = threading.Event(), Shard.push
-    going.set()
-
-    def push_when_going(self: Shard, step: int, worker: str, given: Gradients) -> None:
-        going.wait()
-        push(self, step, worker, given)
-
-    monkeypatch.setattr(Shard, "push", push_when_going)
     document = configuration(tmp_path / "job", steps=steps)
     document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = 2 * PATIENCE_SECONDS
     job = ThreadedJob(document)
-    job.start(few, 1)
-    job.wait(lambda s: s["committedSteps"] >= 15)
-    going.clear()  # or training is over before the newcomer, a process, is there
+    job.start(few, 1, hold_at=15)
     job.credentials.request("PUT", PATH_PLAN, plan_document(many, 1))
     newcomer = job.start_process("worker-1-1", many)
-    job.wait(lambda s: any(m["name"] == "worker-1-1" and m["state"] != "absent" for m in s["members"]))
-    going.set()
-    grown = job.wait(lambda s: s["committedSteps"] >= 60)
-    assert [len(stage) for stage in grown["allocation"]] == [1, 2]
+    job.wait_for_member("worker-1-1")
+    job.hold_at(60)
+    assert [len(stage) for stage in job.status()["allocation"]] == [1, 2]
     job.credentials.request("PUT", PATH_PLAN, plan_document(few, 1))
     assert newcomer.wait(timeout=PATIENCE_SECONDS) == 0
+    job.hold()
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)

@@ -112,8 +112,7 @@ def test_files_that_are_not_those_of_servers_are_all_read(written: Any) -> None:
 def test_a_restore_shows_how_much_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = configuration(tmp_path / "work", "flights", steps=20)
     job = ThreadedJob(document)
-    job.start([("cpu", 10, 1)], 1)
-    job.wait(lambda status: status["committedSteps"] >= 10)
+    job.start([("cpu", 10, 1)], 1, hold_at=10)
     job.credentials.request("POST", PATH_STOP)
     job.wait()
     job.close()

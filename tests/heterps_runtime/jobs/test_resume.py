@@ -52,9 +52,8 @@ def uninterrupted(folder: Path) -> dict[str, Any]:
 def _run(document: dict[str, Any], stages: list[Stage], servers: int, stop_after: int | None = None) -> dict[str, Any]:
     """Run a job to its end, or until some steps are committed and then stop it."""
     job = ThreadedJob(document)
-    job.start(stages, servers)
+    job.start(stages, servers, hold_at=stop_after)
     if stop_after is not None:
-        job.wait(lambda s: s["committedSteps"] >= stop_after)
         job.credentials.request("POST", PATH_STOP)
     status = job.wait()
     job.close()
@@ -244,7 +243,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
 ) -> None:
     document = configuration(folder / "full", steps=STEPS)
     job = ThreadedJob(document)
-    job.start(ONE, 1)
+    job.start(ONE, 1, hold_at=25)
     first = job.wait(lambda s: s["checkpoint"]["lastStep"] is not None)["checkpoint"]["lastStep"]
     with monkeypatch.context() as patched:
 
@@ -253,13 +252,15 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
 
         patched.setattr("heterps_runtime.storage.os.write", write)
         job.credentials.request("POST", PATH_CHECKPOINT)
+        job.hold(26)
         failed = job.wait(lambda s: s["checkpoint"]["failures"] > 0)
         assert failed["phase"] == JobPhase.TRAINING
         assert "the disk is full" in failed["checkpoint"]["lastError"]
         assert failed["checkpoint"]["lastStep"] >= first
         assert any(e["reason"] == "CheckpointFailed" and "stays" in e["message"] for e in failed["events"])
         assert Path(document["workDirectory"], "checkpoints").exists()
-        job.wait(lambda s: s["committedSteps"] > failed["committedSteps"])
+        job.hold_at(27)
+    job.hold()
     status = job.wait()
     job.close()
     assert_same_model(trained_model(status), uninterrupted)

@@ -11,10 +11,10 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_LOST, PATH_PLAN
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.gate import Gate, StepGate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -62,14 +62,12 @@ def _begin_change(job: ThreadedJob, stages: list[Stage], before: int, after: int
         job.start_server(index)
 
 
-def _change(job: ThreadedJob, gate: Gate, stages: list[Stage], before: int, after: int, at: int) -> None:
-    """Change the number of servers at a step or later, and wait until training goes on with it."""
-    job.wait(lambda status: status["committedSteps"] >= at)
-    gate.open.clear()
+def _change(job: ThreadedJob, stages: list[Stage], before: int, after: int, at: int) -> None:
+    """Change the number of servers at a step."""
+    job.hold_at(at)
     generation = job.status()["generation"]
     _begin_change(job, stages, before, after)
     job.wait(lambda status: status["generation"] > generation)
-    gate.open.set()
     _await_servers(job, after)
 
 
@@ -95,18 +93,13 @@ def with_everything(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stages", [TWO, MIXED])
 def test_the_model_is_the_same_with_more_and_fewer_servers(
-    stages: list[Stage], folder: Path, with_everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    stages: list[Stage], folder: Path, with_everything: dict[str, Any]
 ) -> None:
-    gate, job = StepGate(monkeypatch, 15), ThreadedJob(_with_everything(folder / f"changes-{stages[1][0]}"))
-    job.start(stages, 2)
+    job = ThreadedJob(_with_everything(folder / f"changes-{stages[1][0]}"))
+    job.start(stages, 2, hold_at=15)
     for before, after, at in ((2, 3, 15), (3, 1, 30), (1, 2, 45)):
-        job.wait(lambda status: status["committedSteps"] >= at)  # noqa: B023  # asked in this round only
-        generation = job.status()["generation"]
-        _begin_change(job, stages, before, after)
-        job.wait(lambda status: status["generation"] > generation)  # noqa: B023
-        gate.move(at + 15)
-        _await_servers(job, after)
-    gate.move()
+        _change(job, stages, before, after, at)
+    job.hold()
     status = ended(job)
     assert reasons(status).count("ServersChanged") == 3
     assert not {"RolledBack", "MemberLost"} & set(reasons(status))
@@ -114,14 +107,13 @@ def test_the_model_is_the_same_with_more_and_fewer_servers(
 
 
 @pytest.mark.parametrize(("consistency", "replication"), [("sync", 2), ("hybrid", 1), ("async", 3)])
-def test_every_sample_counts_once_across_changes(
-    consistency: str, replication: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_sample_counts_once_across_changes(consistency: str, replication: int, tmp_path: Path) -> None:
     document = counting_configuration(tmp_path / "job", consistency, SAMPLES, BATCH, steps=STEPS)
-    gate, job = Gate(monkeypatch), ThreadedJob(_never_saved(document, replication))
-    job.start(COUNTING, 3)
-    _change(job, gate, COUNTING, 3, 5, at=10)
-    _change(job, gate, COUNTING, 5, 3, at=30)
+    job = ThreadedJob(_never_saved(document, replication))
+    job.start(COUNTING, 3, hold_at=10)
+    _change(job, COUNTING, 3, 5, at=10)
+    _change(job, COUNTING, 5, 3, at=30)
+    job.hold()
     status = ended(job)
     assert reasons(status).count("ServersChanged") == 2
     assert "RolledBack" not in reasons(status)
@@ -130,11 +122,16 @@ def test_every_sample_counts_once_across_changes(
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
-    """The first server that has copied some rows goes no further, until the change is given up."""
+    """The first server that has copied some rows goes no further, until the change is given up.
+
+    None are copied ahead, so that all of them move when the generation begins.
+    """
     found: list[Recovery] = []
     advance = Recovery.advance
 
     def advancing(recovery: Recovery) -> bool:
+        if not recovery.lineage:
+            raise ProtocolError("not in this test")
         if recovery.num_rows and not found:
             found.append(recovery)
         return False if recovery in found else advance(recovery)
@@ -162,10 +159,10 @@ def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
 ) -> None:
     """A worker is lost meanwhile, or a plan comes with the servers of before, or with yet another number."""
     job = ThreadedJob(_with_rules(folder / f"interrupted-{after}-{then}"))
-    job.start(TWO, 2)
-    job.wait(lambda status: status["committedSteps"] >= 15)
+    job.start(TWO, 2, hold_at=15)
     _begin_change(job, TWO, 2, after)
     job.wait(lambda status: bool(stuck))
+    job.hold()
     if then == after:
         job.credentials.request("POST", PATH_LOST, {"member": "worker-0-1", "reason": "lost by a test"})
     else:
@@ -177,19 +174,16 @@ def test_a_change_that_is_interrupted_begins_again_or_is_given_up(
 
 
 def test_a_server_that_is_lost_while_its_rows_move_takes_the_job_back_to_a_checkpoint(
-    tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lose: Callable[..., None], stuck: list[Recovery]
 ) -> None:
     document = configuration(tmp_path / "job", rows=4000, steps=STEPS)
     document["job"]["spec"]["checkpoint"]["everySteps"] = 5
     expected = train(RunConfig.from_json(document), torch.float64)
-    gate, job = StepGate(monkeypatch, 12), ThreadedJob(document)  # two steps after a checkpoint
-    job.start(TWO, 2)
-    job.wait(lambda status: status["committedSteps"] >= 12)
-    generation = job.status()["generation"]
+    job = ThreadedJob(document)
+    job.start(TWO, 2, hold_at=12)  # two steps after a checkpoint
     _begin_change(job, TWO, 2, 3)
-    job.wait(lambda status: status["generation"] > generation)
-    gate.move()
     job.wait(lambda status: bool(stuck))
+    job.hold()
     lose(job, "ps-1")
     status = ended(job)
     assert "RolledBack" in reasons(status)
@@ -218,10 +212,10 @@ def test_with_copies_a_server_may_be_lost_while_rows_move(
 ) -> None:
     """One that stays, or one that ends after the change: then the job does not wait for its successor."""
     job = ThreadedJob(_with_copies(folder / f"copies-{after}-{victim}"))
-    job.start(TWO, 3)
-    job.wait(lambda status: status["committedSteps"] >= 12)
+    job.start(TWO, 3, hold_at=12)
     _begin_change(job, TWO, 3, after)
     job.wait(lambda status: bool(stuck))
+    job.hold()
     if victim in (f"ps-{index}" for index in range(after)):
         lose(job, victim)
     else:  # the change may be over before it is back
@@ -232,16 +226,16 @@ def test_with_copies_a_server_may_be_lost_while_rows_move(
     assert_same_model(trained_model(status), with_copies)
 
 
-def test_the_next_checkpoint_has_the_rows_of_the_new_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_checkpoint_has_the_rows_of_the_new_servers(tmp_path: Path) -> None:
     """A job that is stopped after a change goes on from there, with yet another number of servers."""
     document = configuration(tmp_path / "job", rows=4000, steps=STEPS)
     document["job"]["spec"]["checkpoint"]["everySteps"] = 7
     document["job"]["spec"]["model"] |= {"tables": RULES, "arguments": {"hidden": [256, 192]}}
     expected = train(RunConfig.from_json(document), torch.float64)
-    gate, job = Gate(monkeypatch), ThreadedJob(document)
-    job.start(TWO, 2)
-    _change(job, gate, TWO, 2, 3, at=16)
-    job.wait(lambda status: status["committedSteps"] >= 30)
+    job = ThreadedJob(document)
+    job.start(TWO, 2, hold_at=16)
+    _change(job, TWO, 2, 3, at=16)
+    job.hold_at(30)
     job.credentials.request("POST", "/v1/stop")
     assert ended(job)["phase"] == "Stopped"
     again = ThreadedJob(document)

@@ -14,7 +14,6 @@ from heterps_runtime.contract import PATH_PLAN, PlanDocument
 from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, ONE_CPU, World
-from tests.heterps_runtime.helpers.gate import Gate
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -135,32 +134,29 @@ def test_the_exchange_of_a_stage_stays_while_the_job_runs() -> None:
     assert world.commits == [0]
 
 
-def change(job: ThreadedJob, gate: Gate, before: list[Stage], after: list[Stage], servers: int) -> None:
-    """Submit a plan with other stages, and start its new workers as processes."""
-    gate.open.clear()
+def change(job: ThreadedJob, before: list[Stage], after: list[Stage], servers: int) -> None:
+    """Submit a plan with other stages to a job that is held, and start its new workers as processes."""
     job.credentials.request("PUT", PATH_PLAN, plan_document(after, servers))
     new = set(workers_of(after)) - set(workers_of(before))
     for name in new:
         job.start_process(name, after)
-    job.wait(lambda status: new <= {m["name"] for m in status["members"] if m["state"] != "absent"})
-    gate.open.set()
     job.wait(lambda status: len(status["stages"]) == len(after))
 
 
 @pytest.mark.slow
-def test_the_model_is_the_same_with_more_and_fewer_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_the_same_with_more_and_fewer_stages(tmp_path: Path) -> None:
     """With Adam's state and pieces of dense parameters, and no checkpoint to go back to."""
     document = configuration(tmp_path / "job", steps=STEPS)
     document["job"]["spec"]["checkpoint"]["everySteps"] = 1000
     document["job"]["spec"]["model"]["arguments"] = {"hidden": [256, 192]}
     document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = 2 * PATIENCE_SECONDS
     expected = train(RunConfig.from_json(document), torch.float64)
-    gate, job = Gate(monkeypatch), ThreadedJob(document)
-    job.start(TWO, 2)
-    job.wait(lambda status: status["committedSteps"] >= 10)
-    change(job, gate, TWO, THREE, 2)
-    job.wait(lambda status: status["committedSteps"] >= 30)
-    change(job, gate, THREE, [("cpu", LAST, 1)], 2)
+    job = ThreadedJob(document)
+    job.start(TWO, 2, hold_at=10)
+    change(job, TWO, THREE, 2)
+    job.hold_at(30)
+    change(job, THREE, [("cpu", LAST, 1)], 2)
+    job.hold()
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)
@@ -172,16 +168,14 @@ def test_the_model_is_the_same_with_more_and_fewer_stages(tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["hybrid", "async"])
-def test_every_sample_counts_once_across_a_change_of_stages(
-    consistency: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_sample_counts_once_across_a_change_of_stages(consistency: str, tmp_path: Path) -> None:
     samples, batch = 320, 32
     document: dict[str, Any] = counting_configuration(tmp_path / "job", consistency, samples, batch, steps=STEPS)
-    gate, job = Gate(monkeypatch), ThreadedJob(document)
+    job = ThreadedJob(document)
     before: list[Stage] = [("cpu", 2, 2)]
-    job.start(before, 2)
-    job.wait(lambda status: status["committedSteps"] >= 10)
-    change(job, gate, before, [("cpu", 0, 1), ("cpu", 2, 1)], 2)
+    job.start(before, 2, hold_at=10)
+    change(job, before, [("cpu", 0, 1), ("cpu", 2, 1)], 2)
+    job.hold()
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)

@@ -13,6 +13,7 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.memory import SavedBytes, anonymous_bytes, device_bytes
 from heterps_runtime.profiler.rehearsal import _rehearsed
@@ -20,7 +21,6 @@ from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.gradients import Gradients
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.wire.messages import DensePiece
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.ps.division import WholeState
 from heterps_runtime.ps.holding import Division, Holding
-from heterps_runtime.ps.recovery import answer
+from heterps_runtime.ps.recovery import answer, reserve
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.slots import overlapping_servers
 from heterps_runtime.store.dense import LAST_STEP
-from heterps_runtime.wire.messages import CopyRows, DensePiece, ShardRows, ShardState
+from heterps_runtime.wire.messages import CopyRows, ShardRows, ShardState
 from tests.heterps_runtime.helpers.servers import TABLES, Rows, Server, rows_of
 
 RULES = [{"name": "large", "admission": {"minSteps": 2}, "eviction": {"unusedSteps": 6}}]
@@ -76,6 +77,7 @@ def test_all_rows_and_their_state_are_on_one_server_each(rules: list[dict[str, A
         _divide(server, holdings, before, after)
         for holding in holdings[:after]:
             holding.finish_change()
+            holding.finish_dropping()
         holdings[after:] = [_holding(server, i, None, 0) for i in range(after, 4)]
         assert _all_rows(holdings) == expected
         assert [holding.complete for holding in holdings[:after]] == [(after,)] * after
@@ -89,6 +91,7 @@ def test_a_change_that_is_given_up_leaves_no_trace(tmp_path: Path) -> None:
     _divide(server, holdings, 1, 2)
     for holding in holdings[:2]:
         holding.finish_change()
+        holding.finish_dropping()
     halves = [rows_of(holding.own) for holding in holdings[:2]]
     _divide(server, holdings, 2, 3)
     assert [holding.complete for holding in holdings] == [(2, 3), (2, 3), (3,)]
@@ -101,7 +104,7 @@ def test_a_change_that_is_given_up_leaves_no_trace(tmp_path: Path) -> None:
 def _state(start: int, values: list[float], sums: list[float], size: int = 5, step: Any = 7) -> ShardState:
     dense = {"weight": DensePiece(start, (size,), np.array(values))}
     optimizer = {LAST_STEP: np.array(step), "weight::sum": np.array(sums)}
-    return ShardState(0, tuple(TABLES), dense, optimizer, {}, "", {})
+    return ShardState(0, tuple(TABLES), dense, optimizer, {}, "", {}, {})
 
 
 def test_pieces_of_parameters_and_their_state_are_cut_anew() -> None:
@@ -132,9 +135,9 @@ def test_rows_of_an_impossible_division_are_refused(target: int, number: int, tm
         answer(server.shard, CopyRows(1, 0, target, number, "group-3", 0))
 
 
-@pytest.mark.parametrize("parts", [{"group-3": 1 << 40}, {"group-3": -1}, {"group-5": 1}])
-def test_no_memory_is_reserved_for_impossible_numbers_of_rows(parts: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "count"), [("group-3", 1 << 40), ("group-3", -1), ("group-5", 1)])
+def test_no_memory_is_reserved_for_impossible_numbers_of_rows(part: str, count: int, tmp_path: Path) -> None:
     shard = Server(tmp_path).shard
     with pytest.raises(ValueError, match="group-"):
-        shard.reserve(parts)
+        reserve(shard, part, count)
     assert shard.num_rows == 0

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.ps.recovery import answer
 from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store import keyed
-from heterps_runtime.wire.messages import CopyRows, CopyShard, DensePiece, ShardRows, ShardState
+from heterps_runtime.wire.messages import CopyRows, CopyShard, ShardRows, ShardState
 from tests.heterps_runtime.helpers.servers import TABLES, Rows, Server, rows_of
 
 RULES = [{"name": "large", "admission": {"minSteps": 2}, "eviction": {"unusedSteps": 6}}]

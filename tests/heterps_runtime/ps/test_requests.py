@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.ps import requests
 from heterps_runtime.ps.division import WholeState
 from heterps_runtime.ps.requests import Waiting, check, read_push
 from heterps_runtime.store.dense import LAST_STEP
-from heterps_runtime.wire.messages import Chunk, Define, DensePiece, Pull, PullDense, Push, ShardState
+from heterps_runtime.wire.messages import Chunk, Define, Pull, PullDense, Push, ShardState
 from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.servers import TABLES, Server
 
@@ -127,7 +128,7 @@ def test_what_other_servers_have_keeps_its_shape_while_the_division_changes(
     define: Define, problem: str, server: Server
 ) -> None:
     step = {LAST_STEP: np.array(7)}
-    state = ShardState(0, (), {"new": DensePiece(0, (4,), np.ones(4))}, step, {"later": np.ones(2)}, "", {})
+    state = ShardState(0, (), {"new": DensePiece(0, (4,), np.ones(4))}, step, {"later": np.ones(2)}, "", {}, {})
     server.shard.inherited = WholeState([state])
     check(SENDER, replace(_piece("new", np.ones(2)), statistics={"later": np.ones(2)}), server.shard)
     check(SENDER, _piece("other", np.ones(3), (3,)), server.shard)

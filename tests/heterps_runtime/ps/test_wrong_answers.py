@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.ps.division import WholeState
 from heterps_runtime.store.dense import LAST_STEP, DenseStore
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import DenseOptimizer
-from heterps_runtime.wire.messages import DensePiece, ShardState
+from heterps_runtime.wire.messages import ShardState
 from tests.fuzz.targets.copying import Copying, feed, regular
 
-BOTH, NEW, FEWER = range(3)  # worlds of `copying`: all is lost, a server is new, one of three goes
+# Worlds of `copying`: all is lost, a server is new, one of three goes; a new one copies ahead, or has done so, or one
+# that trains copies ahead.
+BOTH, NEW, FEWER, AHEAD, CHANGED, TRAINS = range(6)
 
 
 def answers(world: int) -> list[Any]:
@@ -25,12 +28,69 @@ def answers(world: int) -> list[Any]:
     return entries
 
 
-@pytest.mark.parametrize("world", [BOTH, NEW, FEWER])
+@pytest.mark.parametrize("world", [BOTH, NEW, FEWER, AHEAD, TRAINS])
 def test_right_answers_are_taken(world: int) -> None:
     copying = Copying(world)
     assert feed(copying, answers(world))
     copying.check(done=True)
     assert copying.recovery.num_rows > 0
+
+
+def _rows(copying: Copying) -> int:
+    """Rows and candidates of the first shard."""
+    return sum(next(iter(copying.holding.in_use.shards.values())).describe().parts.values())
+
+
+def test_rows_that_were_removed_after_the_note_are_removed_here() -> None:
+    """None has changed."""
+    whole, copying = Copying(NEW), Copying(CHANGED)
+    assert feed(whole, answers(NEW))
+    assert feed(copying, answers(CHANGED))
+    copying.check(done=True)
+    assert copying.recovery.num_rows == 0
+    assert 0 < _rows(copying) < _rows(whole)
+
+
+def test_without_the_notes_all_rows_are_copied() -> None:
+    """The server that has them has forgotten them, or never took them."""
+    entries = answers(NEW)
+    for note in ({}, {"group-3": 1}, {"group-3": 1, "group-4": 2, "candidates-4": 1}):
+        entries[0][1]["notes"] = note
+        copying = Copying(CHANGED)
+        assert feed(copying, entries)
+        copying.check(done=True)
+        assert copying.recovery.num_rows > 0
+
+
+def _removed_twice(header: Any, contents: Any) -> None:
+    """A list of removed keys comes with rows that were not asked for by a note."""
+    header["removed"] = ["int64", [1]]
+    contents.append([2])
+
+
+def _removed_text(header: Any, _: Any) -> None:
+    header["removed"] = ["float32", header["removed"][1]]
+
+
+def _removed_elsewhere(header: Any, contents: Any) -> None:
+    header["removed"] = ["int64", [64]]
+    contents[-1] = list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("world", "change", "text"),
+    [
+        (AHEAD, _removed_twice, "have keys that were removed, and all rows of 'group-3' were asked for"),
+        (CHANGED, _removed_text, r"have float32 \[\d+\] as keys that were removed"),
+        (CHANGED, _removed_elsewhere, "are not all of shard 1"),
+    ],
+)
+def test_removed_keys_that_were_not_asked_for_are_refused(world: int, change: Any, text: str) -> None:
+    entries = answers(world)
+    assert entries[1][1]["op"] == "shard-rows"
+    change(*entries[1][1:])
+    with pytest.raises(ProtocolError, match=text):
+        feed(Copying(world), entries)
 
 
 def _name_twice(header: Any, _: Any) -> None:
@@ -149,6 +209,15 @@ def test_rows_that_were_not_asked_for_are_refused(change: Callable[[Any, Any], N
         feed(Copying(BOTH), entries)
 
 
+def test_rows_that_train_are_not_overwritten_by_copies() -> None:
+    entries, copying = answers(TRAINS), Copying(TRAINS)
+    assert entries[1][1]["op"] == "shard-rows"
+    entries[1][2][0] = list(range(len(entries[1][2][0])))
+    with pytest.raises(ProtocolError, match="rows of shard 1 are not all of that shard"):
+        feed(copying, entries)
+    copying.check(done=False)
+
+
 def test_a_wrong_number_of_rows_takes_no_memory() -> None:
     entries = answers(BOTH)
     entries[0][1]["parts"]["group-3"] = 10**7
@@ -171,7 +240,7 @@ def test_a_wrong_shape_takes_no_memory() -> None:
 def test_pieces_that_overlap_are_refused() -> None:
     def state(start: int, values: list[float]) -> ShardState:
         pieces = {"weight": DensePiece(start, (4,), np.array(values))}
-        return ShardState(0, (), pieces, {LAST_STEP: np.array(1)}, {}, "", {})
+        return ShardState(0, (), pieces, {LAST_STEP: np.array(1)}, {}, "", {}, {})
 
     with pytest.raises(ValueError, match="some elements are there twice"):
         WholeState([state(0, [1.0, 2.0]), state(1, [2.0, 3.0])])

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
+from heterps_runtime.partition.pieces import DensePiece
 from heterps_runtime.wire import codec
 from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.messages import (
@@ -28,7 +29,6 @@ from heterps_runtime.wire.messages import (
     DataSize,
     Define,
     Dense,
-    DensePiece,
     Done,
     Message,
     Probe,

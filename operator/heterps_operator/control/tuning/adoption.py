@@ -3,7 +3,7 @@
 The coordinator takes another number of workers at once. Stages with other layers begin when all of their workers have
 joined, beside those of the present stages, and with the state that the parameter servers hold. That is all of it only
 if no stage all-reduces, since such workers hold the dense parameters of their layers. Another number of
-servers begins when the new ones have joined, which then copy their part of the state from the present ones.
+servers begins when the new ones have joined, and all have copied their part of the rows from the present ones.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ class Member:
         holds_state: whether they are those of the last commit.
         generation: the latest one that it is a member of; 0: none.
         divisions: of a server, numbers of servers of which it has this one's shards.
+        waits: whether it has joined while the others train or set up, and takes part from the next generation on.
+        ahead_in: generation in which it was told to copy rows ahead; 0: in none.
+        copies_ahead: whether it still does.
     """
 
     name: str
@@ -51,6 +54,9 @@ class Member:
     holds_state: bool = False
     generation: int = 0
     divisions: tuple[int, ...] = ()
+    waits: bool = False
+    ahead_in: int = 0
+    copies_ahead: bool = False
     message: str = ""
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
@@ -203,13 +209,24 @@ class Roster:
         self.next_plan, self._next_names = plan, frozenset((*itertools.chain(*stages), *servers))
         return self._without_unexpected()
 
+    @property
+    def next_complete(self) -> bool:
+        """Whether there is a next plan, and all of its processes are present."""
+        return self.next_plan is not None and self._next_names <= self.present.keys()
+
+    def next_servers(self) -> list[Member]:
+        """Servers of the next plan, whose processes are present, by index; empty: the state stays as it is divided."""
+        assert self.next_plan is not None
+        number = self.next_plan.parameterServer.replicas
+        return [] if self.division in (0, number) else [self.present[ps_name(i)] for i in range(number)]
+
     def take_next_plan(self) -> list[Member] | None:
         """Change to the next plan if all of its processes are present.
 
         Returns:
             The members that it does not need, which are removed; None: processes are missing, or there is no such plan.
         """
-        if self.next_plan is None or not self._next_names <= self.present.keys():
+        if self.next_plan is None or not self.next_complete:
             return None
         self._take(self.next_plan)
         return self._without_unexpected()
@@ -227,19 +244,20 @@ class Roster:
         return [self.present.pop(name) for name in list(self.present) if not self.expects(name)]
 
     def workers(self, stage: int) -> list[Member]:
-        """Present workers of a stage, by index."""
-        return [self.present[name] for name in self.stage_names[stage] if name in self.present]
+        """Present workers of a stage, by index, without those that wait for the next generation."""
+        present = (self.present.get(name) for name in self.stage_names[stage])
+        return [worker for worker in present if worker is not None and not worker.waits]
 
     def replicas(self, stage: int) -> list[Member]:
         """Workers of a stage that have its parameters of the last commit; new ones do not."""
         return [m for m in self.workers(stage) if m.holds_state]
 
     def workers_of_stages(self) -> list[list[Member]]:
-        """Present workers of each stage, by index."""
+        """The same of each stage."""
         return [self.workers(stage) for stage in range(len(self.stage_names))]
 
     def all_workers(self) -> list[Member]:
-        """Present workers, by stage and index."""
+        """The same of all stages."""
         return [worker for workers in self.workers_of_stages() for worker in workers]
 
     def servers(self) -> list[Member]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from heterps_runtime.config import PoolConfig
@@ -17,6 +17,7 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.messages import (
+    CopyAhead,
     FromCoordinator,
     Generation,
     Go,
@@ -55,6 +56,7 @@ class Membership:
         self.notes: dict[str, str] = {}  # status of processes that are not members
         self._formed: tuple[Member, ...] = ()  # members of the generation in force
         self._setting_up: set[str] = set()  # names of those that are not ready
+        self._newcomers: list[str] = []  # names of those that have joined since, and wait for the next one
         self._announced = True  # whether the members of the generation know of it
 
     @property
@@ -128,6 +130,8 @@ class Membership:
     def admit(self, sender: str, incarnation: str, words: Join, committed: int) -> None:
         """Admit a process as a member, from the next generation on.
 
+        While others train or set up, that is not formed before the next commit, which it would take from them.
+
         Args:
             sender: name of the process.
             incarnation: distinguishes processes of the same name.
@@ -136,11 +140,29 @@ class Membership:
         """
         member = Member.joining(sender, incarnation, words)
         member.holds_state = bool(self.lineage) and member.state_at == (self.lineage, committed)
+        member.waits = self.running or self.forming
+        if member.waits:
+            self._newcomers.append(sender)
         self.planned.present[sender] = member
 
-    def waits_for_next_plan(self, name: str) -> bool:
-        """Whether a process of this name has no part in the present plan, but one in the next."""
-        return self.expects(name) and not self.planned.takes_part(name)
+    def waits(self, name: str) -> bool:
+        """Whether a process of this name has no part in the generation in force, but one in the next, or its plan."""
+        member = self.member(name)
+        return (self.expects(name) and not self.planned.takes_part(name)) or (member is not None and member.waits)
+
+    @property
+    def _has_newcomers(self) -> bool:
+        """Whether members of the plan wait for the next generation."""
+        return any(self.planned.takes_part(member.name) for member in self._present_newcomers())
+
+    def _present_newcomers(self) -> Iterator[Member]:
+        return filter(None, map(self.member, self._newcomers))
+
+    def note_commit(self) -> bool:
+        """Note that a step is committed; returns whether members of the plan wait for another generation."""
+        for member in self._present_newcomers():
+            member.holds_state = False  # if it had that of the commit before
+        return self._has_newcomers
 
     def rescale(self, plan: PlanDocument) -> int:
         """Change the number of workers, or prepare other stages; returns how many members of the generation end.
@@ -153,12 +175,46 @@ class Membership:
         return sum(member in self._formed for member in retired)
 
     def take_next_plan(self) -> tuple[str, str] | None:
-        """Change to the next plan if all of its processes are present; returns the reason and message of an event."""
+        """Change to the next plan if all of its processes are present; returns the reason and message of an event.
+
+        If the members train, or can with the state that they have, servers first copy ahead what they can.
+        """
+        if self.planned.next_complete and self._copies_first():
+            return None
         before, retired = self.planned.plan, self.planned.take_next_plan()
         if retired is None:
             return None
         self._retire(retired)
         return _change(before, self.planned.plan, len(retired))
+
+    def _copies_first(self) -> bool:
+        """Whether servers copy rows that the next plan gives them, or will when the members train again."""
+        servers = self.planned.next_servers()
+        if not servers:
+            return False
+        if self.running:  # a generation with newcomers would end the copy
+            return self._has_newcomers or self._copy_ahead(servers)
+        # A change that is under way is given up for the next plan.
+        return self.can_form() and not self.must_restore() and not self.planned.divides
+
+    def _copy_ahead(self, servers: list[Member]) -> bool:
+        """Tell servers to copy rows that the next plan gives them; returns whether some of them still do."""
+        sources = self.planned.sources()
+        told = [server for server in servers if server.ahead_in != self.generation]
+        for server in told:
+            server.ahead_in, server.copies_ahead = self.generation, True
+        if told:
+            addresses, held_by = (tuple(server.address for server in each) for each in (servers, sources))
+            self._tell_all(told, CopyAhead(self.generation, addresses, held_by))
+        return any(server.copies_ahead for server in servers)
+
+    def copied_ahead(self, name: str, generation: int) -> bool:
+        """Note that a server has copied ahead what it can; returns whether that was asked for in this generation."""
+        server = self.member(name)
+        if server is None or not server.copies_ahead or not generation == self.generation == server.ahead_in:
+            return False
+        server.copies_ahead = False
+        return True
 
     def _retire(self, members: Iterable[Member]) -> None:
         for member in members:
@@ -283,8 +339,11 @@ class Membership:
             server.divisions = (self.planned.division,)
 
     def halt(self) -> None:
-        """Stop the generation in force."""
+        """Stop the generation in force: all present members can take part in the next one."""
         self.running = self.forming = False
+        for member in self._present_newcomers():
+            member.waits = False
+        self._newcomers.clear()
 
     # --- messages to members ------------------------------------------------------------------------------------------
 
@@ -299,6 +358,10 @@ class Membership:
     def tell_workers(self, message: FromCoordinator) -> None:
         """Send a message to all present workers."""
         self._tell_all(self.planned.all_workers(), message)
+
+    def tell_writers(self, message: FromCoordinator) -> None:
+        """Send a message to the members that write a checkpoint."""
+        self._tell_all(self.planned.writers(), message)
 
     def tell_present(self, message: FromCoordinator) -> None:
         """Send a message to all present members."""

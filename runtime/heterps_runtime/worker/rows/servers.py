@@ -15,7 +15,7 @@ import zmq
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.copies import holders_of
-from heterps_runtime.partition.pieces import Piece
+from heterps_runtime.partition.pieces import DensePiece, Piece
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
@@ -25,7 +25,6 @@ from heterps_runtime.wire.messages import (
     Define,
     Defined,
     Dense,
-    DensePiece,
     FromServer,
     Pull,
     PullDense,
