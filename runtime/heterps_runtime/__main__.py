@@ -39,6 +39,7 @@ from heterps_runtime.contract import (
     Role,
 )
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
+from heterps_runtime.malloc import keep_freed_memory
 from heterps_runtime.processes.process import at_termination, end_with_parent, log
 from heterps_runtime.wire.ports import Ports
 
@@ -160,6 +161,7 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
                 options.dense_exchange,
             )
             at_termination(worker.leave)
+            keep_freed_memory()  # not what was needed only to begin
             worker.run()
             return worker.interrupted
         case Role.PROFILE:

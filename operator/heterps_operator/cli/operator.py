@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import logging
@@ -37,6 +36,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
 from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
+from heterps_runtime.malloc import share_arenas
 
 __all__ = ["operator"]
 
@@ -44,8 +44,7 @@ _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
 _ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
-_M_ARENA_MAX = -8  # in glibc's mallopt
-_ARENAS = 2
+_ARENAS = 2  # of malloc: more fragment with what turns allocate, 84 MB with five hundred jobs (docs/operator.md)
 _GC_THRESHOLDS = (20_000, 20, 50)  # allocations, and younger collections
 
 
@@ -57,7 +56,7 @@ def operator(options: Namespace) -> int:
     """
     log_to_stderr(options.log_format, verbose=options.verbose)
     pool_file = None if options.pools is None else PoolFile(options.pools)
-    _share_arenas()
+    share_arenas(_ARENAS)
     gc.set_threshold(*_GC_THRESHOLDS)  # full collections look at the documents of all jobs (docs/operator.md)
     _allow_connections()
     metrics = OperatorMetrics(metadata.version("heterps"))
@@ -147,17 +146,6 @@ def operator(options: Namespace) -> int:
             lease.release()  # after the last turn has ended
             scratch.close()
     return EXIT_FAILED if failed.is_set() else EXIT_OK
-
-
-def _share_arenas() -> None:
-    """Limit the number of malloc arenas of all threads.
-
-    glibc gives each thread its own arena, and the responses and documents of each turn fragment it: 84 MB with five
-    hundred jobs (docs/operator.md).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries do not have and do not need it
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _allow_connections() -> None:

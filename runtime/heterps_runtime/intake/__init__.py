@@ -11,6 +11,7 @@ Tables are never created: a stage says which ids it needs (`StageModule.ids`), a
 from heterps_runtime.intake.build import build_model
 from heterps_runtime.intake.errors import LabelError
 from heterps_runtime.intake.layers import LayeredModel, trace_model
+from heterps_runtime.intake.linear import onednn_is_faster
 from heterps_runtime.intake.loss import LossSum, resolve_loss
 from heterps_runtime.intake.sites import Site, SiteIds
 from heterps_runtime.intake.stage import StageModule
@@ -23,6 +24,7 @@ __all__ = [
     "SiteIds",
     "StageModule",
     "build_model",
+    "onednn_is_faster",
     "resolve_loss",
     "trace_model",
 ]

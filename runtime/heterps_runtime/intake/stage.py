@@ -19,6 +19,7 @@ from heterps_runtime.intake.aliases import memory_chain
 from heterps_runtime.intake.autocast import Region, enter_region, leave_region
 from heterps_runtime.intake.errors import CutError
 from heterps_runtime.intake.graph import CutGraph
+from heterps_runtime.intake.linear import use_onednn
 from heterps_runtime.intake.sites import Site, SiteIds, prepare_ids
 from heterps_runtime.intake.trace import TRAINING
 
@@ -207,6 +208,11 @@ class StageModule:
             dtype: for products of matrices and convolutions; None: that of their inputs.
         """
         self._product_dtype = dtype
+        return self
+
+    def use_onednn(self) -> StageModule:
+        """Let oneDNN compute large fully connected layers in float32 (`linear`); returns the stage itself."""
+        use_onednn(self.module)
         return self
 
     def train(self, mode: bool = True) -> StageModule:

@@ -16,6 +16,7 @@ from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PROFILE_VERSION
 from heterps_runtime.cores import usable_cores
 from heterps_runtime.intake import resolve_loss
+from heterps_runtime.malloc import keep_freed_memory
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
@@ -71,6 +72,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     workers, why_one = _room(here, device)
     rehearsal.launch(len(model.layered.layers), workers)
     _compile(config, model)
+    keep_freed_memory()  # as a worker does
     memory = {"baseBytes": float(anonymous_bytes() or 0)}  # of a worker, before it computes
     if (card := device_bytes(device)) is not None:
         memory |= {"deviceBytes": float(card[0]), "deviceBaseBytes": float(card[1])}

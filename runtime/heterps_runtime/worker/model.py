@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.intake import LayeredModel, LossSum, StageModule, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, LossSum, StageModule, build_model, onednn_is_faster, trace_model
 from heterps_runtime.partition.access import rules_of
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
@@ -100,7 +100,8 @@ class UserModel:
 
     def stage(self, first: int, last: int, device: torch.device) -> StageModule:
         """The layers `first` to `last`, both inclusive, on a device and in the job's precision."""
-        return self.layered.stage(first, last).to(device).multiply_in(self.product_dtype)
+        stage = self.layered.stage(first, last).to(device).multiply_in(self.product_dtype)
+        return stage.use_onednn() if device.type == "cpu" and onednn_is_faster() else stage
 
     @cached_property
     def _whole(self) -> StageModule:

@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from heterps_runtime.intake import linear
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.operations import Operations
@@ -18,6 +19,7 @@ from heterps_runtime.worker.steps.round_trip import RoundTrip
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 SAMPLES = 6
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def work(step: int = 0, *, training: bool = True, size: int = SAMPLES) -> Work:
@@ -65,6 +67,16 @@ def test_operations_are_those_that_torch_counts(name: str, differentiable: bool)
     with FlopCounterMode(display=False) as reference:
         module(inputs).square().sum().backward()
     assert counted(module, inputs) * SAMPLES == reference.get_total_flops() > 0
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+@pytest.mark.parametrize("shape", [(SAMPLES, 7), (SAMPLES, 4, 7)])
+def test_operations_by_onednn_count_as_others(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_LEAST_PRODUCTS", 1)
+    module, layer = fx.symbolic_trace(nn.Sequential(nn.Linear(7, 5))), nn.Linear(7, 5)
+    linear.use_onednn(module)
+    inputs = torch.ones(shape, requires_grad=True)
+    assert counted(module, inputs) == counted(layer, inputs) > 0
 
 
 def test_a_filter_of_a_group_sees_only_its_channels() -> None:

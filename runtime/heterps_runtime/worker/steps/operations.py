@@ -28,6 +28,12 @@ def _product(arguments: Arguments, result: Any) -> float:
     return float(2 * math.prod(left.shape) * right.shape[-1])
 
 
+def _linear(arguments: Arguments, result: Any) -> float:
+    """(..., k) x (n, k): 2 k n for each row."""
+    inputs, weight = arguments[:2]
+    return float(2 * math.prod(inputs.shape) * weight.shape[0])
+
+
 def _convolution(arguments: Arguments, result: Any) -> float:
     images, weight, transposed = arguments[0], arguments[1], arguments[6]
     return _filtered(images if transposed else result, weight)
@@ -50,6 +56,7 @@ _FORMULAS: Mapping[Any, Callable[[Arguments, Any], float]] = {
     _aten.addmm: _product,
     _aten.bmm: _product,
     _aten.baddbmm: _product,
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None): _linear,  # torch for other processors lacks it
     _aten.convolution: _convolution,
     _aten._convolution: _convolution,
     _aten.convolution_backward: _convolution_backward,
