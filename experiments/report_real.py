@@ -356,7 +356,8 @@ def frameworks_section(results: Results) -> str:
             "nearly all products of matrices, so it shows the libraries. The same command on another EPYC (2026-11-25) "
             "gave it 0.58 times the throughput of TensorFlow's servers and 0.47 times that of its one process: "
             "22,000 samples/s take 370 GFLOP/s, which two cores have with AVX-512 only, and PyTorch's MKL did half of "
-            "that there.\n",
+            "that there. Since then oneDNN computes HeterPS's products on AMD's processors, as TensorFlow's "
+            "([decision 82](decisions/0082-products-in-float32.md)); that EPYC was not there again.\n",
         ]
     )  # fmt: skip
 
