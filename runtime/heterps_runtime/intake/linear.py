@@ -1,4 +1,4 @@
-"""Fully connected layers in float32 on processors that are not Intel's: oneDNN computes their products.
+"""Fully connected layers in float32 on AMD's processors: oneDNN computes their products.
 
 torch has two libraries for them. It takes oneDNN for bfloat16 and float16, and Intel's MKL for float32. On AMD's
 processors MKL's kernels are slower, and twice as slow where rows are no multiple of a cache line, such as the input of
