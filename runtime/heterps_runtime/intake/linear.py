@@ -1,8 +1,8 @@
 """Fully connected layers in float32 on AMD's processors: oneDNN computes their products.
 
 torch has two libraries for them. It takes oneDNN for bfloat16 and float16, and Intel's MKL for float32. On AMD's
-processors MKL's kernels are slower, and twice as slow where rows are no multiple of a cache line, such as the input of
-a model that concatenates embeddings and numbers (decision 82).
+processors MKL's kernels are slower. The gradient of inputs takes twice as long if their number is no multiple of a
+cache line's, as in a model that concatenates embeddings and numbers (decision 82).
 """
 
 from __future__ import annotations
