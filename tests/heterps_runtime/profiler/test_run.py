@@ -28,6 +28,12 @@ from heterps_runtime.wire.link import Credentials
 from tests.heterps_runtime.helpers.jobs import CARD, TOKEN, ThreadedJob, configuration
 
 
+@pytest.fixture(autouse=True)
+def _give_back_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting would stay in the process of the tests, some of which look at its memory."""
+    monkeypatch.setattr("heterps_runtime.profiler.measure.keep_freed_memory", lambda: None)
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     jobs: list[ThreadedJob] = []
