@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
     """Keep freed memory in the process, to be used again.
 
     Otherwise the kernel maps the memory of each tensor above 32 MB anew and fills it with zeros: 26,000 page faults,
-    and a third of a step, where 4,096 samples have 3,213 inputs (decision 82). The process keeps what it needed most.
+    and a quarter of a step, where 4,096 samples have 3,213 inputs (decision 82). The process keeps what it needed most.
     """
     _set(_M_MMAP_MAX, 0)
     _set(_M_TRIM_THRESHOLD, -1)  # never

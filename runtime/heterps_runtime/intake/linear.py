@@ -48,23 +48,24 @@ def use_onednn(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's name
     """`torch.nn.functional.linear`, by oneDNN if it computes in float32 on the CPU and is large enough.
 
     Args:
-        inputs: (..., in_features).
-        weight: (out_features, in_features).
+        input: (..., in_features).
+        weight: (out_features, in_features); a vector is left to torch.
         bias: (out_features,).
     """
     if (
-        inputs.dtype == weight.dtype == torch.float32
-        and inputs.device.type == "cpu"
-        and inputs.numel() * weight.shape[0] >= _LEAST_PRODUCTS
+        input.dtype == weight.dtype == torch.float32
+        and input.device.type == "cpu"
+        and weight.dim() == 2
+        and input.numel() * weight.shape[0] >= _LEAST_PRODUCTS
         and not torch.is_autocast_enabled("cpu")
     ):
-        result: Tensor = _OneDnn.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
+        result: Tensor = _OneDnn.apply(input, weight, bias)  # type: ignore[no-untyped-call]
         return result
-    return nn.functional.linear(inputs, weight, bias)
+    return nn.functional.linear(input, weight, bias)
 
 
 class _Linear(nn.Linear):

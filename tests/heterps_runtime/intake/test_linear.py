@@ -109,6 +109,12 @@ def test_autocast_and_small_layers_are_left_to_torch(
     assert len(calls) == 1
 
 
+def test_a_vector_as_weight_is_left_to_torch(calls: list[tuple[int, ...]]) -> None:
+    inputs, weight = _random(SAMPLES, WIDTH).float(), _random(WIDTH).float()
+    assert torch.equal(linear.linear(inputs, weight), nn.functional.linear(inputs, weight))
+    assert calls == []
+
+
 def test_no_samples_are_no_error(calls: list[tuple[int, ...]]) -> None:
     assert linear.linear(torch.zeros(0, WIDTH), torch.zeros(7, WIDTH)).shape == (0, 7)
 
@@ -123,7 +129,7 @@ class Model(nn.Module):
         self.weight, self.out = nn.Parameter(_random(4, 4).float()), Doubled(4, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = nn.functional.linear(self.tower(self.first(self.table(ids))), self.weight)
+        x = nn.functional.linear(input=self.tower(self.first(self.table(ids))), weight=self.weight)
         logits: Tensor = self.out(x).squeeze(-1)
         return logits
 
