@@ -25,10 +25,12 @@ class Checkpoints:
     Args:
         effects: writes and deletes them.
         journal: records events.
+        every: steps between two of them.
     """
 
-    def __init__(self, effects: Effects, journal: Journal) -> None:
+    def __init__(self, effects: Effects, journal: Journal, every: int) -> None:
         self._effects = effects
+        self._every = every
         self._event = journal.note
         self.opened = False  # whether they were taken over, and it is known which one is the newest valid
         self.latest: CheckpointRecord | None = None  # the newest valid checkpoint
@@ -59,6 +61,18 @@ class Checkpoints:
     def writing(self) -> bool:
         """Whether a checkpoint is in progress."""
         return self._barrier is not None
+
+    def due(self, committed: int) -> bool:
+        """Whether one is to be begun at this commit."""
+        return self.requested or committed % self._every == 0
+
+    def delays_newcomers(self, committed: int) -> bool:
+        """Whether members that wait for a commit wait for a later one, as their generation would abandon a checkpoint.
+
+        Not for one that is not written when the next is due: a store may hang.
+        """
+        barrier = self._barrier
+        return barrier is not None and not barrier.complete and committed < barrier.step + self._every
 
     def begin(self, generation: int, origin: Origin, writers: Iterable[str], progress: dict[str, Any]) -> Checkpoint:
         """Begin a checkpoint; returns the order to its writers.
@@ -110,13 +124,14 @@ class Checkpoints:
         """Drop the steps since the newest valid checkpoint; returns what all members restore."""
         if self.step != progress.committed:
             self._event("RolledBack", f"from step {progress.committed} to {self.step} (checkpoint)", warning=True)
+            self.requested = False  # what is left is saved
         progress.rewind(self.step, self.latest)
         return Restore(self.step, self.latest.folder if self.latest else None)
 
     def abandon(self, why: str) -> None:
-        """Give up the checkpoint in progress, unless only its manifest is missing."""
+        """Give up the checkpoint in progress, unless only its manifest is missing; another one is begun soon."""
         if self._barrier is not None and not self._barrier.complete:
-            abandoned, self._barrier = self._barrier, None
+            abandoned, self._barrier, self.requested = self._barrier, None, True
             self._event("CheckpointAbandoned", f"step {abandoned.step}: {why}", warning=True)
             self._effects.discard_checkpoint(abandoned.folder)
 

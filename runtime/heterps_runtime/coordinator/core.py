@@ -77,7 +77,7 @@ class CoordinatorCore:
         self.membership = Membership(effects, config.pools, config.replication)
         self.gathering = Gathering(self.membership, self._form_generation)
         self.steps = Steps(config)
-        self.checkpoints = Checkpoints(effects, journal)
+        self.checkpoints = Checkpoints(effects, journal, config.checkpoint_every)
         self.evaluation = Evaluation(merge_evaluation)
         self._leaving = LeavingMembers()
         self.progress = Progress(config)
@@ -399,7 +399,8 @@ class CoordinatorCore:
             if fault is not None:
                 self._event("StepSkipped", f"{fault[1].partition(';')[0]}; the loss scale is {commit.loss_scale:g} now")
             self.steps.committed(step, self.membership.planned)
-            if self.membership.note_commit() and not self.progress.finished and not self.stop_requested:
+            joining = self.membership.note_commit() and not self.checkpoints.delays_newcomers(step + 1)
+            if joining and not self.progress.finished and not self.stop_requested:
                 return self._form_generation()  # a checkpoint that is due begins when all are ready
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
@@ -408,11 +409,10 @@ class CoordinatorCore:
     def _between_steps(self) -> None:
         """After a commit: write a checkpoint if due, stop if requested, finish after the last step."""
         ending, committed = self.stop_requested or self.progress.finished, self.progress.committed
-        due = self.checkpoints.requested or committed % self.config.checkpoint_every == 0
         fresh = committed == self.checkpoints.step  # everything is saved
         if ending and fresh:
             self._after_checkpoint()
-        elif (ending or due) and not fresh and not self.checkpoints.writing:
+        elif (ending or self.checkpoints.due(committed)) and not fresh and not self.checkpoints.writing:
             self._start_checkpoint()
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -91,12 +91,42 @@ def test_a_loss_during_a_checkpoint_abandons_it_but_not_one_that_only_lacks_its_
     world.ready()
     world.save()  # begun again by the new generation
     world.step(EVERY)
-    world.write()
+    world.write()  # not again after this: it is as good as valid
     world.join("worker-0-1")
     assert world.discarded == ["step-10-1"]
     world.written()
     assert world.core.checkpoints.latest is not None
     assert world.core.checkpoints.latest.step == 20
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_abandoned_checkpoint_is_begun_again_at_once(*, asked: bool) -> None:
+    """It was due, or asked for, at an earlier commit; the next one may be due only after hours."""
+    world = World(ONE_CPU).begin()
+    if asked:
+        world.step(2)
+        world.core.checkpoints.requested = True
+    world.step(1 if asked else EVERY)
+    world.step(2)
+    world.core.member_lost("worker-0-1", "gone")
+    world.ready()
+    assert world.last(Checkpoint).step == (5 if asked else EVERY + 2)
+    world.save()
+    world.step()
+    assert world.told(Checkpoint).count("ps-0") == 2
+
+
+def test_after_going_back_to_a_checkpoint_none_is_begun_again() -> None:
+    world = World(ONE_CPU).begin()
+    world.step(EVERY)
+    world.save()
+    world.step(EVERY)
+    world.core.member_lost("ps-0", "gone")  # abandons the one of step 20
+    world.join("ps-0")
+    world.ready()
+    world.step(2)
+    assert world.told(Checkpoint).count("worker-0-0") == 2
+    assert world.core.checkpoints.step == EVERY
 
 
 def test_a_server_lost_while_the_manifest_is_written_waits_for_it_before_going_back() -> None:

@@ -74,6 +74,43 @@ def test_a_checkpoint_that_is_due_at_that_commit_is_written_by_the_new_generatio
     world.save()
 
 
+def test_a_newcomer_waits_for_a_checkpoint_that_is_being_written() -> None:
+    """Pods that come one by one must not abandon each checkpoint in turn."""
+    world = _growing(1, 3)
+    world.step(EVERY - 3)
+    world.join("worker-0-1")
+    world.step(2)
+    world.join("worker-0-2")
+    assert world.told(Generation) == []
+    world.write()  # only the manifest is missing, which a generation does not stop
+    assert world.told(Generation) == []
+    world.step()
+    assert world.told(Generation) == [*world.workers, "ps-0"]
+    world.written()
+    assert world.core.checkpoints.step == EVERY
+    assert "CheckpointAbandoned" not in world.reasons()
+
+
+def test_a_newcomer_does_not_wait_for_a_checkpoint_that_takes_longer_than_until_the_next() -> None:
+    world = _growing(1, 2)
+    world.step(EVERY - 3)
+    world.join("worker-0-1")
+    world.step(EVERY - 1)
+    assert world.told(Generation) == []
+    world.step()
+    assert world.told(Generation) == [*world.workers, "ps-0"]
+    assert "CheckpointAbandoned" in world.reasons()
+
+
+def test_a_newcomer_waits_for_the_same_commit_if_the_checkpoint_failed() -> None:
+    world = _growing(1, 2)
+    world.step(EVERY - 3)
+    world.join("worker-0-1")
+    world.write(error="disk full")
+    world.step()
+    assert world.told(Generation) == [*world.workers, "ps-0"]
+
+
 @pytest.mark.parametrize("lost", ["killed", "silent", "replaced"])
 def test_a_newcomer_that_is_lost_while_it_waits_changes_nothing(lost: str) -> None:
     world = _growing(1, 2)
