@@ -16,6 +16,7 @@ import pytest
 
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.availability import unavailable
+from tests.cluster.addresses import DUAL_STACK
 from tests.cluster.api_server import ApiServer
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -91,7 +92,7 @@ def need_cluster_made_here(config: pytest.Config) -> None:
 def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """The cluster started by this run, for tests that inspect its nodes or stop its programs."""
     need_cluster_made_here(pytestconfig)
-    with Cluster() as cluster, cluster.entered():
+    with Cluster(addresses=DUAL_STACK) as cluster, cluster.entered():
         yield cluster
 
 

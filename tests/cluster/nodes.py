@@ -134,7 +134,7 @@ class RunningNode:
             f"--config={self.home / 'kubelet.json'}",
             f"--kubeconfig={self.control_plane.kubeconfig(f'node-{name}')}",
             f"--hostname-override={name}",
-            f"--node-ip={self.control_plane.addresses.host}",
+            f"--node-ip={self.control_plane.addresses.hosts}",
             f"--node-labels={labels}",
             f"--root-dir={self.home / 'kubelet'}",
             f"--cert-dir={self.home / 'pki'}",
@@ -142,10 +142,11 @@ class RunningNode:
 
 
 def write_network(folder: Path, addresses: Addresses) -> None:
-    """Write the CNI configuration: all nodes' pods on one bridge, with addresses from one range."""
+    """Write the CNI configuration: all nodes' pods on one bridge, with addresses from one range of each family."""
     (folder / "cni").mkdir()
-    ranges = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": addresses.pods}]],
-              "routes": [{"dst": addresses.everywhere}]}  # fmt: skip
+    ranges = {"type": "host-local", "dataDir": str(folder / "addresses"),
+              "ranges": [[{"subnet": family.pods}] for family in addresses.families],
+              "routes": [{"dst": family.everywhere} for family in addresses.families]}  # fmt: skip
     bridge = {
         "type": "bridge",
         "bridge": BRIDGE,
@@ -160,14 +161,17 @@ def write_network(folder: Path, addresses: Addresses) -> None:
 
 def make_bridge(sandbox: Sandbox, addresses: Addresses) -> None:
     """Create the bridge, with a default route: programs need one to start, although it leads nowhere."""
-    # Nothing else has these addresses: looking for duplicates would take a second.
-    options = "nodad" if addresses.is_ipv6 else ""
-    forwarding = "net.ipv6.conf.all.forwarding" if addresses.is_ipv6 else "net.ipv4.ip_forward"
     sandbox.run("sh", "-euc", f"""
         ip link set lo up
         ip link add {BRIDGE} type bridge
-        ip address add {addresses.interface} dev {BRIDGE} {options}
         ip link set {BRIDGE} up
-        ip route add {addresses.everywhere} dev {BRIDGE}
-        sysctl -qw {forwarding}=1
     """)  # fmt: skip
+    for family in addresses.families:
+        # Nothing else has these addresses: looking for duplicates would take a second.
+        options = "nodad" if family.is_ipv6 else ""
+        forwarding = "net.ipv6.conf.all.forwarding" if family.is_ipv6 else "net.ipv4.ip_forward"
+        sandbox.run("sh", "-euc", f"""
+            ip address add {family.interface} dev {BRIDGE} {options}
+            ip route add {family.everywhere} dev {BRIDGE}
+            sysctl -qw {forwarding}=1
+        """)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -93,6 +94,22 @@ def ports_that_answer(job: ClusterJob, role: str) -> list[int]:
     for port in ports:
         socket.create_connection((str(pod["status"]["podIP"]), port), timeout=30).close()
     return ports
+
+
+@pytest.mark.usefixtures("own_cluster")  # which has both families
+def test_pods_with_addresses_of_both_families_use_the_first(make: Make) -> None:
+    job = make("dual-stack").submit()
+    job.wait_for_step(20)
+    for pod in job.pods():
+        first, second = (ip_address(entry["ip"]) for entry in pod["status"]["podIPs"])
+        assert (first.version, second.version) == (4, 6)
+        assert str(first) == pod["status"]["podIP"]
+    assert job.kubectl.get("service", job.name)["spec"]["ipFamilies"] == ["IPv4"]
+    [coordinator] = job.pods("coordinator")
+    _, other = coordinator["status"]["podIPs"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((other["ip"], COORDINATOR_PORT), timeout=30)
+    job.wait_for_phase("Succeeded")
 
 
 def test_a_deleted_job_takes_everything_with_it(make: Make) -> None:
