@@ -1,10 +1,12 @@
-"""Predicted against measured throughput, for plans of the flights model and of the click model.
+"""Predicted against measured throughput, for plans of several models.
 
-    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 300] [--rounds 3] [--output table|json]
+    python -m benchmarks.prediction [--model flights clicks wide bf16 streamed] [--rounds 3] [--output table|json]
 
-Each pool is profiled as by `heterps profile`, the plan's throughput is predicted from the profiles, and the real
-processes run the plan. Profiles and runs alternate over the rounds, and the error is the median of the rounds' ratios,
-since a shared machine changes its speed within minutes.
+`flights` is the example's job, `clicks` a deep network on synthetic clicks, `wide` one with one small layer; `bf16` is
+`clicks` in that precision, and `streamed` is `wide` on data that are not cached. Each pool is profiled as by
+`heterps profile`, the plan's throughput is predicted from the profiles, and the real processes run the plan. Profiles
+and runs alternate over the rounds, and the error is the median of the rounds' ratios, since a shared machine changes
+its speed within minutes.
 
 There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with this machine's cores,
 which all processes share (`here`: heterps_planner/plans/machine.py). Both assume complete overlap of stages. So plans
@@ -22,8 +24,9 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +104,7 @@ FLIGHTS: dict[str, Case] = {
     ),
 }
 # Plans in which a stage with dense parameters precedes another.
-DRAINING = {"cpu ..relu1 | accelerator rest", "cpu ..fc.0 | accelerator rest"}
+DRAINING = {"cpu ..relu1 | accelerator rest", "cpu ..fc.0 | accelerator rest", "cpu ..fc.1 | accelerator rest"}
 CLICKS: dict[str, Case] = {
     "cpu x1": ([{"pool": "cpu", "units": 1}], 1),
     "cpu x1, 2 servers": ([{"pool": "cpu", "units": 1}], 2),
@@ -126,7 +129,20 @@ CLICKS: dict[str, Case] = {
         [{"pool": "cpu", "lastLayer": "fc.0", "units": 1}, {"pool": "accelerator", "units": 1}],
         1,
     ),
+    "cpu ..fc.1 | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "fc.1", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
 }
+_SOME = (
+    "cpu x1",
+    "cpu x1, 2 servers",
+    "cpu x2",
+    "cpu x3",
+    "cpu tables | accelerator rest",
+    "cpu tables x2 | accelerator rest x2, 2 servers",
+)
+SOME: dict[str, Case] = {name: CLICKS[name] for name in _SOME}
 
 
 def flights(folder: Path) -> Job:
@@ -135,7 +151,7 @@ def flights(folder: Path) -> Job:
     return Job(load_manifest(home / "job.yaml"), folder, home)
 
 
-def clicks(folder: Path) -> Job:
+def clicks(folder: Path, *, layers: int = 8, hidden: int = 400, precision: str = "fp32", access: str = "Cached") -> Job:
     """The benchmark model on synthetic clicks."""
     data = write_click_log(ROOT / ".cache" / "benchmarks" / "clicks", ClickLogSpec(seed=3), CLICK_ROWS)
     pools = [
@@ -150,13 +166,15 @@ def clicks(folder: Path) -> Job:
             "image": "ghcr.io/heterps/runtime:0.1.0",
             "model": {
                 "entrypoint": "examples.paper.clicks.ctrdnn:build",
-                "arguments": {"layers": 8, "hidden": 400, "embedding_dim": 16},
+                "arguments": {"layers": layers, "hidden": hidden, "embedding_dim": 16},
                 "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
                 "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
             },
             "data": {
                 "format": "parquet",
                 "train": str(data / "train"),
+                "access": access,
+                "windowRows": 65536,
                 "label": LABEL,
                 "dense": list(NUMBERS),
                 "sparse": list(FIELDS),
@@ -165,6 +183,7 @@ def clicks(folder: Path) -> Job:
                 "globalBatchSize": 4096,
                 "microBatches": 4,
                 "epochs": 1,
+                "precision": precision,
                 "consistency": "hybrid",
                 "maxStaleness": 4,
                 "optimizer": {
@@ -181,8 +200,27 @@ def clicks(folder: Path) -> Job:
     return Job(load_manifest(manifest), folder, ROOT)
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """A job, its plans, and how long they run."""
+
+    make: Callable[[Path], Job]
+    cases: Mapping[str, Case]
+    run: Run
+
+
+# The first steps compile, create rows and fill caches: the rate after them counts.
+SCENARIOS = {
+    "flights": Scenario(flights, FLIGHTS, Run(75, 300, 15.0)),
+    "clicks": Scenario(clicks, CLICKS, Run(15, 100, 15.0)),
+    "wide": Scenario(partial(clicks, layers=6, hidden=16), SOME, Run(75, 600, 15.0)),
+    "bf16": Scenario(partial(clicks, precision="bf16"), SOME, Run(15, 100, 15.0)),
+    "streamed": Scenario(partial(clicks, layers=6, hidden=16, access="Streamed"), SOME, Run(75, 600, 15.0)),
+}
+
+
 def compare(
-    job: Job, cases: Mapping[str, Case], rounds: int, cores: float, steps: int
+    job: Job, cases: Mapping[str, Case], rounds: int, cores: float, run: Run
 ) -> tuple[list[Result], list[dict[str, Any]]]:
     """Profile and run, `rounds` times; return results by plan and each round's calibration."""
     results = {name: Result(name, name in DRAINING, []) for name in cases}
@@ -196,8 +234,7 @@ def compare(
             assert isinstance(plan, Plan)
             here = share_cores(problem, plan, cores)
             assert here.machine is not None
-            # The first steps compile, create rows and fill caches: the rate after them counts.
-            measured = job.run(plan, Run(steps // 4, steps - steps // 4), servers)
+            measured = job.run(plan, run, servers)
             rate, used = measured.samples_per_second, measured.processor_seconds
             busy = here.machine.busy_cores
             entry = Round(busy, plan.throughput, here.throughput, rate, busy / plan.throughput, used)
@@ -241,24 +278,25 @@ def print_table(model: str, results: list[Result], cores: float, batch: int) -> 
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("flights", "clicks", "both"), default="both")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--model", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    models = {"flights": (flights, FLIGHTS), "clicks": (clicks, CLICKS)}
     cores = usable_cores()
     report: dict[str, Any] = {"cores": cores}
-    for name, (make, cases) in models.items():
-        if options.model not in (name, "both"):
-            continue
+    everything: list[Result] = []
+    for name in options.model:
+        scenario = SCENARIOS[name]
         with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
             print(f"{name}:", flush=True)
-            job = make(Path(folder))
-            results, calibrations = compare(job, cases, options.rounds, cores, options.steps)
+            job = scenario.make(Path(folder))
+            results, calibrations = compare(job, scenario.cases, options.rounds, cores, scenario.run)
+        everything += results
         plans = [asdict(r) | {"error": r.error("own_cores"), "errorHere": r.error("here")} for r in results]
         report[name] = {"plans": plans, "calibrations": calibrations}
         print_table(name, results, cores, job.spec.global_batch_size)
+    errors = [abs(result.error("here")) for result in everything]
+    print(f"\nall {len(errors)} plans: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
     if options.output == "json":
         print(json.dumps(report, indent=1))
 
