@@ -104,6 +104,7 @@ class JobSpec:
     pools: tuple[PoolSpec, ...]
     global_batch_size: int
     micro_batches: int
+    consistency: str  # sync | hybrid | async
     precision: str  # Auto: one of the next
     allowed_precisions: tuple[str, ...]  # empty: precision is not Auto
     dense_exchange: DenseExchange | None  # of stages on CPU pools; None: the planner has yet to choose
@@ -199,6 +200,7 @@ class JobSpec:
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
             global_batch_size=training["globalBatchSize"],
             micro_batches=training["microBatches"],
+            consistency=training["consistency"],
             precision=training["precision"],
             allowed_precisions=tuple(training.get("allowedPrecisions", ())),
             dense_exchange=exchange,

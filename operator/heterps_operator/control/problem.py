@@ -112,6 +112,7 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         "batchSize": int(first["batchSize"]),
         "globalBatchSize": job.global_batch_size,
         "microBatches": job.micro_batches,
+        "pipelineDrains": _drains(job),
         "samples": samples,
         "minSamplesPerSecond": job.min_samples_per_second,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
@@ -128,6 +129,11 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
     if job.max_cost_per_hour is not None:
         problem["maxCostPerHour"] = float(job.max_cost_per_hour)
     return problem
+
+
+def _drains(job: JobSpec) -> bool:
+    """Return whether stages wait for the commit of a step before they compute the next one."""
+    return job.consistency != "async"
 
 
 def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
@@ -165,6 +171,7 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
         layers.append({**layer, "pools": times})
     adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _adapted_servers(problem, job)}
     adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
+    adapted |= {"pipelineDrains": _drains(job)}
     adapted |= {"minSamplesPerSecond": job.min_samples_per_second}
     adapted.pop("maxCostPerHour", None)
     if any(pool.interruptions_per_unit_hour for pool in job.pools):

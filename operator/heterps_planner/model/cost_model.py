@@ -29,12 +29,15 @@ __all__ = [
     "FLOOR_TOLERANCE",
     "SLACK",
     "Work",
+    "bubble_seconds",
     "compute_lines",
     "compute_work",
     "cost_of_training",
+    "cut_work",
     "layer_seconds",
     "pods_for_throughput",
     "price_per_hour",
+    "server_wait",
     "stage_seconds_per_sample",
     "stage_work",
     "training_hours",
@@ -124,6 +127,34 @@ def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArra
     return seconds, stage_work((), pool, problem).on(units)
 
 
+def bubble_seconds(problem: Problem) -> FloatArray:
+    """Return how long a stage that begins with each layer waits in a step, seconds per sample.
+
+    If the pipeline drains, a stage has nothing to do at each step while one micro-batch passes the stages before it:
+    the bubble of a pipeline (Huang et al., "GPipe", NeurIPS 2019, section 2.3), which equation (3) leaves out (erratum
+    11). Where those layers will be computed is not known here, so this is a low estimate: each counts with the pool
+    that computes it fastest with all of its units, without waiting for servers.
+
+    Returns:
+        Shape (L,), ascending from 0.
+    """
+    fastest = np.full(len(problem.layers), np.inf if problem.pipeline_drains else 0.0)
+    for pool in problem.pools if problem.pipeline_drains else ():
+        seconds, _ = layer_seconds(problem, pool, max(pool.max_units, 1))
+        for i, layer in enumerate(problem.layers):
+            if (times := layer.pools.get(pool.name)) is not None:
+                fastest[i] = min(fastest[i], max(seconds[i] - server_wait(times, problem, pipelined=True), 0.0))
+    passed: FloatArray = np.concatenate([[0.0], np.cumsum(fastest)[:-1]])
+    return passed / problem.micro_batches
+
+
+def server_wait(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> float:
+    """Return the part of a layer's work in which a worker waits for one parameter server, seconds per sample."""
+    pieces = problem.micro_batches if pipelined else 1
+    rows, dense = times.server_seconds / problem.batch_size, times.server_fixed_seconds / problem.training_batch_size
+    return rows + pieces * dense
+
+
 def transfer_work(times: LayerTimes, problem: Problem) -> Work:
     """Equation (2) of [HeterPS], DT, for the last layer of a stage, per sample.
 
@@ -132,6 +163,16 @@ def transfer_work(times: LayerTimes, problem: Problem) -> Work:
     """
     fixed, fraction = times.transfer_fixed_seconds, times.transfer_parallel_fraction
     return _amdahl(times.transfer_seconds, fixed, fraction, problem, problem.micro_batches)
+
+
+def cut_work(times: LayerTimes, problem: Problem) -> Work:
+    """Return the work of the workers on either side of a cut after a layer, per sample: half of what both measured.
+
+    Equation (3) has a transfer overlap with computing completely (erratum 11). But workers pack, send and take in
+    messages with the cores that compute.
+    """
+    seconds, fixed = times.transfer_processor_seconds / 2, times.transfer_processor_fixed_seconds / 2
+    return _amdahl(seconds, fixed, 1.0, problem, problem.micro_batches)
 
 
 def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem, *, pipelined: bool = False) -> Work:

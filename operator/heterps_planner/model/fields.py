@@ -123,6 +123,13 @@ class Fields:
         """Return a whole number in `least..most`."""
         return check_integer(self.at(name), self.take(name, default), least=least, most=most)
 
+    def take_flag(self, name: str) -> bool:
+        """Return true or false; false if it is absent."""
+        value = self.take(name, False)
+        if not isinstance(value, bool):
+            raise ProblemError(self.at(name), f"must be true or false, is {_show(value)}")
+        return value
+
     def take_name(self, name: str, default: Any = _ABSENT) -> str:
         """Return a non-empty string of one line."""
         value = self.take(name, default)

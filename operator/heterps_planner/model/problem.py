@@ -124,6 +124,7 @@ class Problem:
     max_cost_per_hour: float | None = None  # dollars
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
     micro_batches: int = 1  # pieces of a worker's share of a batch in a pipelined stage
+    pipeline_drains: bool = False  # whether all pieces of a batch leave the pipeline before the next batch is computed
     parameter_server: ParameterServer | None = None  # None: servers are not charged
     interruption: Interruption = field(default_factory=Interruption)  # of units of pools that are interrupted
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
@@ -178,6 +179,7 @@ class Problem:
             max_cost_per_hour=None if ceiling is None else top.take_number("maxCostPerHour", above=0),
             global_batch_size=global_batch_size,
             micro_batches=top.take_integer("microBatches", 1, least=1, most=2**20),
+            pipeline_drains=top.take_flag("pipelineDrains"),
             parameter_server=read_servers(top, {pool.name: pool.units_per_pod for pool in pools}),
             interruption=read_interruption(top),
             provenance=_read_provenance(top),
@@ -199,6 +201,8 @@ class Problem:
             result["globalBatchSize"] = self.global_batch_size
         if self.micro_batches != 1:
             result["microBatches"] = self.micro_batches
+        if self.pipeline_drains:
+            result["pipelineDrains"] = True
         if self.parameter_server is not None:
             server = self.parameter_server
             numbers = {

@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from heterps_planner.model.cost_model import (
     SLACK,
     Work,
+    bubble_seconds,
     compute_lines,
+    cut_work,
     pods_for_throughput,
+    server_wait,
     stage_seconds_per_sample,
     stage_work,
     transfer_work,
@@ -269,18 +272,18 @@ def _waits(problem: Problem) -> FloatArray | None:
     """Return the seconds per sample that each segment waits for one server, shape (L, L, T); None: nothing waits."""
     num_layers, num_pools = len(problem.layers), len(problem.pools)
     wait_LT = np.zeros((num_layers, num_pools))  # noqa: N806
-    once_LT = np.zeros((num_layers, num_pools))  # noqa: N806  # of a piece of a worker's share
+    alone_LT = np.zeros((num_layers, num_pools))  # noqa: N806  # in a plan of one stage
     for t, pool in enumerate(problem.pools):
         for i, layer in enumerate(problem.layers):
             if (times := layer.pools.get(pool.name)) is not None:
-                wait_LT[i, t] = times.server_seconds / problem.batch_size
-                once_LT[i, t] = times.server_fixed_seconds / problem.training_batch_size
-    if not (wait_LT.any() or once_LT.any()):
+                wait_LT[i, t] = server_wait(times, problem, pipelined=True)
+                alone_LT[i, t] = server_wait(times, problem)
+    if not wait_LT.any():
         return None
     result = np.zeros((num_layers, num_layers, num_pools))
     for first in range(num_layers):
-        result[first, first:] = (wait_LT[first:] + problem.micro_batches * once_LT[first:]).cumsum(axis=0)
-    result[0, -1] = (wait_LT + once_LT).sum(axis=0)  # a plan of one stage computes each share in one piece
+        result[first, first:] = wait_LT[first:].cumsum(axis=0)
+    result[0, -1] = alone_LT.sum(axis=0)
     return result
 
 
@@ -311,7 +314,14 @@ def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray
             alone[i] = on_range(times, pipelined=False).sequential
             layer_seq[i], layer_par[i] = work.sequential, work.parallel / pod
     once = stage_work((), pool, problem)
+    end_seq, end_par = np.zeros(num_layers), np.zeros(num_layers)  # messages of the cut after each layer
+    for i, layer in enumerate(problem.layers[:-1]):
+        if (times := layer.pools.get(pool.name)) is not None:
+            cut = cut_work(times, problem)
+            end_seq[i], end_par[i] = cut.sequential, cut.parallel / pod
+    begin_seq = np.concatenate([[0.0], end_seq[:-1]]) + bubble_seconds(problem)
+    begin_par = np.concatenate([[0.0], end_par[:-1]])
     for i in range(num_layers):
-        seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:])
-        par_LL[i, i:] = once.parallel / pod + np.cumsum(layer_par[i:])
+        seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:]) + begin_seq[i] + end_seq[i:]
+        par_LL[i, i:] = once.parallel / pod + np.cumsum(layer_par[i:]) + begin_par[i] + end_par[i:]
     seq_LL[0, num_layers - 1] = once.sequential + alone.sum()

@@ -11,6 +11,7 @@ import pytest
 from heterps_planner import plan
 from heterps_planner.model.cost_model import (
     Work,
+    bubble_seconds,
     compute_work,
     cost_of_training,
     pods_for_throughput,
@@ -112,6 +113,40 @@ def test_segments_sum_the_layers_and_pay_the_stage_overhead_once() -> None:
                 work = stage_work(problem.layers[first : last + 1], pool, problem, pipelined=pipelined)
                 assert segments.seq_LLT[first, last, t] == pytest.approx(work.sequential)
                 assert segments.par_LLT[first, last, t] * pool.units_per_pod == pytest.approx(work.parallel)
+
+
+def test_the_workers_on_both_sides_of_a_cut_pay_for_its_messages() -> None:
+    """0.04 s of 100 samples, 0.01 s of them for each of four micro-batches of each worker: half for each side."""
+    embedding, dense = HAND.layers
+    times = replace(embedding.pools["cpu"], transfer_processor_seconds=0.04, transfer_processor_fixed_seconds=0.01)
+    layers = (replace(embedding, pools={"cpu": times, "gpu": replace(times, transfer_processor_seconds=0.06)}), dense)
+    plain, problem = replace(HAND, micro_batches=4), replace(HAND, micro_batches=4, layers=layers)
+    before, after = build_segments(plain), build_segments(problem)
+    for place, seconds in (((0, 0, 0), 0.03), ((1, 1, 0), 0.03), ((1, 1, 1), 0.05)):
+        assert after.seq_LLT[place] - before.seq_LLT[place] == pytest.approx(4 * 0.01 / 2 / 100)
+        assert after.par_LLT[place] - before.par_LLT[place] == pytest.approx(seconds / 2 / 100)
+    assert after.seq_LLT[0, 1, 0] == before.seq_LLT[0, 1, 0]
+    assert after.par_LLT[0, 1, 0] == before.par_LLT[0, 1, 0]
+
+
+def test_a_stage_waits_while_a_micro_batch_passes_the_stages_before() -> None:
+    """The embedding takes 0.0005 + 0.0005 / 10 s per sample on all ten cpus, and a quarter of that per micro-batch."""
+    problem = replace(HAND, micro_batches=4)
+    drained, filled = replace(problem, pipeline_drains=True), build_segments(problem)
+    assert bubble_seconds(problem).tolist() == [0, 0]
+    assert bubble_seconds(drained) == pytest.approx([0, 0.00055 / 4])
+    waiting = build_segments(drained)
+    assert waiting.seq_LLT[1, 1] == pytest.approx(filled.seq_LLT[1, 1] + 0.00055 / 4)
+    assert waiting.seq_LLT[0].tolist() == filled.seq_LLT[0].tolist()
+
+
+def test_a_bubble_is_that_of_the_fastest_pool_without_waiting_for_servers() -> None:
+    times = LayerTimes(0.2, 0.5, compute_fixed_seconds=0.02, server_seconds=0.03, server_fixed_seconds=0.01)
+    layers = tuple(Layer(name, {"slow": times, "fast": replace(times, compute_seconds=0.1)}) for name in "ab")
+    pools = (Pool("slow", "CPU", 1.0, 10), Pool("fast", "GPU", 1.0, 4))
+    problem = Problem(100, 1e6, pools, layers, micro_batches=2, pipeline_drains=True)
+    # 2 x 0.01 for two pieces, and 0.08 of which half is divided by 4, less 0.03
+    assert bubble_seconds(problem)[1] == pytest.approx((2 * 0.01 + 0.04 + 0.04 / 4 - 0.03) / 100 / 2)
 
 
 def test_segments_with_a_layer_that_the_pool_cannot_run_are_infinite() -> None:

@@ -39,11 +39,13 @@ OTHER_KINDS: dict[type, list[Any]] = {
     str: [1, 1.5, True, [], ["a"], {}, math.nan],
     list: [1, "a", True, {}, {"a": 1}, []],
     dict: [1, "a", True, [], [{}]],
+    bool: [0, 1, "true", None, [], {}],
 }
 # Some fields accept these.
 EDGES: dict[type, list[Any]] = {
     float: [ABSENT, None, 0, -0.0, 5e-324, 1e-12, 0.5, 1, 7, 1e9, 2**53, 1e18, 1e300, 10**30],
     str: [ABSENT, None, "", "cpu", "gpu", "GPU", "x" * 10_000, "\x00", "ü\n[bold]"],
+    bool: [ABSENT, False, True],
     list: [ABSENT, None, [None], [1, 2], [{}, {}]],
     dict: [ABSENT, None, {}, {"a": 1}],
 }
@@ -54,6 +56,7 @@ def everything(server: int = 0) -> dict[str, Any]:
     value = document(
         globalBatchSize=64,
         microBatches=2,
+        pipelineDrains=True,
         maxCostPerHour=100.0,
         parameterServer=dict(SERVERS[server]),
         provenance={"host": "a"},
@@ -129,7 +132,7 @@ def dotted(key: Key) -> str:
 
 
 def kind_of(value: Any) -> type:
-    return float if isinstance(value, int | float) else type(value)
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 
 # The second of everything is parsed by the same code as the first, whose times cover the second's too.

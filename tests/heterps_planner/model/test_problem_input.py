@@ -47,6 +47,7 @@ BAD: list[tuple[str, list[Any]]] = [
     ("batchSize", [*COUNT, MISSING]),
     ("globalBatchSize", [v for v in COUNT if v is not None]),
     ("microBatches", COUNT),
+    ("pipelineDrains", [0, 1, "true", None, []]),
     ("samples", [*POSITIVE, MISSING]),
     ("minSamplesPerSecond", [*NOT_NEGATIVE, None, 1e300]),
     ("maxCostPerHour", [v for v in POSITIVE if v is not None]),
@@ -207,7 +208,8 @@ def test_a_problem_survives_json(seed: int) -> None:
 
 
 def test_optional_fields_survive_json() -> None:
-    value = document(maxCostPerHour=40, globalBatchSize=64, microBatches=4, provenance={"host": "a", "runs": [1, 2]})
+    value = document(maxCostPerHour=40, globalBatchSize=64, microBatches=4, pipelineDrains=True)
+    value["provenance"] = {"host": "a", "runs": [1, 2]}
     value["layers"][1]["pools"]["gpu"] |= {"spread": 0.03, "derived": "from cpu", "source": "profile"}
     problem = Problem.from_json(value)
     assert Problem.from_json(problem.to_json()) == problem

@@ -25,6 +25,7 @@ from heterps_planner.search.sweep import SearchOptions, cheapest_at, minimise
 from tests.heterps_planner.helpers.problems import (
     random_problem,
     small_problem,
+    with_cuts,
     with_floor,
     with_memory,
     with_rough_floor,
@@ -106,6 +107,21 @@ def test_the_optimum_equals_brute_force_where_shared_limits_bind() -> None:
     # The sample is useful only if limits bind and the label search is needed.
     assert binding >= 48
     assert searched >= 18
+
+
+def test_the_optimum_equals_brute_force_with_messages_and_bubbles() -> None:
+    other = 0
+    for seed in range(60):
+        rng = np.random.default_rng(9000 + seed)
+        plain = random_problem(rng, 5, 3, most_pods=8, fixed=True, pods=bool(rng.random() < 0.3), specialised=True)
+        problem = with_floor(with_cuts(rng, plain), float(rng.uniform(0.5, 1.0)))
+        segments = build_segments(problem)
+        result = minimise(segments)
+        assert result.choice is not None, seed
+        assert result.rate == pytest.approx(enumerate_schedules(segments).rate, rel=1e-8), seed
+        check_choice(segments, result.choice, problem.min_samples_per_second)
+        other += minimise(build_segments(plain)).rate < result.rate * (1 - 1e-6)
+    assert other >= 30, "otherwise the sample would say little"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -20,6 +20,8 @@ _TIMES = (
     "serverFixedSeconds",
     "transferSeconds",
     "transferFixedSeconds",
+    "transferProcessorSeconds",
+    "transferProcessorFixedSeconds",
 )
 _STAGE_TIMES = ("stageSeconds", "stageFixedSeconds", "stageSerialSeconds")
 
@@ -28,8 +30,9 @@ def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stag
     """Scale the times of a problem so that it predicts what is measured.
 
     Each stage's layers are scaled by measured / predicted seconds per sample on their pool, and all of them by what the
-    whole job loses beyond its slowest stage. Layers that run elsewhere are scaled like the stages of the same pool. The
-    parameter servers sustain at least what is measured.
+    whole job loses beyond its slowest stage: that contains the wait while the pipeline drains, which is not predicted
+    a second time. Layers that run elsewhere are scaled like the stages of the same pool. The parameter servers sustain
+    at least what is measured.
 
     Args:
         problem: a problem document with the profiled times.
@@ -40,6 +43,7 @@ def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stag
     Raises:
         ValueError: plan and problem do not fit together.
     """
+    problem = {**problem, "pipelineDrains": False}
     parsed = Problem.from_json(problem)
     segments = build_segments(parsed)
     if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or len(stages) != len(plan.stages):
