@@ -210,6 +210,7 @@ def build_segments(problem: Problem) -> Segments:
     num_layers, num_pools = len(problem.layers), len(problem.pools)
     starts = [_ranges(pool, problem) for pool in problem.pools]
     pieces: list[Piece] = []
+    bubble = bubble_seconds(problem)
     for r in range(max(map(len, starts))):
         seq = np.full((num_layers, num_layers, num_pools), np.inf)
         par = np.zeros_like(seq)
@@ -217,7 +218,7 @@ def build_segments(problem: Problem) -> Segments:
         for t, pool in enumerate(problem.pools):
             if r < len(starts[t]):
                 begin, low[t], high[t] = starts[t][r]
-                _sum_segments(problem, pool, begin, seq[:, :, t], par[:, :, t])
+                _sum_segments(problem, pool, begin, bubble, seq[:, :, t], par[:, :, t])
         pieces.append(Piece(low, high, seq, par))
     send_seq = np.zeros((num_layers, num_pools))
     send_par = np.zeros((num_layers, num_pools))
@@ -299,7 +300,14 @@ def _ranges(pool: Pool, problem: Problem) -> list[tuple[float, float, float]]:
     return found
 
 
-def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray, par_LL: FloatArray) -> None:  # noqa: N803
+def _sum_segments(
+    problem: Problem,
+    pool: Pool,
+    units: float,
+    bubble_L: FloatArray,  # noqa: N803
+    seq_LL: FloatArray,  # noqa: N803
+    par_LL: FloatArray,  # noqa: N803
+) -> None:
     """Fill in the work of all segments of a pool on the range that starts at this number of units."""
     num_layers, pod = len(problem.layers), pool.units_per_pod
     layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
@@ -319,7 +327,7 @@ def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray
         if (times := layer.pools.get(pool.name)) is not None:
             cut = cut_work(times, problem)
             end_seq[i], end_par[i] = cut.sequential, cut.parallel / pod
-    begin_seq = np.concatenate([[0.0], end_seq[:-1]]) + bubble_seconds(problem)
+    begin_seq = np.concatenate([[0.0], end_seq[:-1]]) + bubble_L
     begin_par = np.concatenate([[0.0], end_par[:-1]])
     for i in range(num_layers):
         seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:]) + begin_seq[i] + end_seq[i:]
