@@ -56,8 +56,10 @@ def main() -> int:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "build":
         prepare_tests(say)
+        say("What the cluster tests need is built")
     elif arguments.verb == "build-benchmark":
         prepare((*building.CLUSTER, building.KWOK), say)
+        say("What `make benchmark-operator` needs is built")
     elif arguments.verb == "build-store":
         building.build([building.VERSITYGW], say)
     elif arguments.verb == "check":
