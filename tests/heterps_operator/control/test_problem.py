@@ -1,4 +1,4 @@
-"""The planning problem of a job: the number and the cost of its parameter servers."""
+"""The planning problem of a job: its parameter servers, its memory, and whether its pipeline drains."""
 
 from __future__ import annotations
 
@@ -99,6 +99,14 @@ def with_memory(cpu: float | None, gpu: float | None) -> JobSpec:
     job = make_job()
     pools = (("cpu", cpu), ("gpu", gpu))
     return replace(job, pools=tuple(replace(job.pool(name), memory_bytes_per_pod=limit) for name, limit in pools))
+
+
+@pytest.mark.parametrize(("consistency", "drains"), [("sync", True), ("hybrid", True), ("async", False)])
+def test_the_pipeline_drains_where_stages_wait_for_commits(consistency: str, *, drains: bool) -> None:
+    job = make_job(consistency=consistency)
+    assert Problem.from_json(build_problem(job, PROFILES)).pipeline_drains is drains
+    other = build_problem(make_job(consistency="async" if drains else "sync"), PROFILES)
+    assert adapt_problem(other, job)["pipelineDrains"] is drains
 
 
 def test_a_stage_may_take_what_a_worker_leaves_of_its_pod() -> None:

@@ -102,7 +102,7 @@ def test_a_newcomer_does_not_wait_for_a_checkpoint_that_takes_longer_than_until_
     assert "CheckpointAbandoned" in world.reasons()
 
 
-def test_a_newcomer_waits_for_the_same_commit_if_the_checkpoint_failed() -> None:
+def test_a_newcomer_does_not_wait_for_a_checkpoint_that_failed() -> None:
     world = _growing(1, 2)
     world.step(EVERY - 3)
     world.join("worker-0-1")
