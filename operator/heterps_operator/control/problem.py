@@ -37,7 +37,7 @@ _STAGE_FACTS = (
     "stageProcessorSeconds",
     "stageSerialSeconds",
 )
-_LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+_LAYER_FACTS = ("kind", "inputBytes", "weightBytes", "denseBytes")
 _LAYER_TIMES = (
     "computeSeconds",
     "computeFixedSeconds",
@@ -106,13 +106,12 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
         there = [profiles[pool.name]["layers"][index] for pool in job.pools]
         facts |= {key: max(known) for key in _LAYER_BYTES if (known := [x[key] for x in there if x.get(key)])}
         times = {pool.name: _times(profiles[pool.name]["layers"][index]) for pool in job.pools}
-        layers.append({"name": layer["name"], **facts, "pools": times})
+        layers.append({"name": layer["name"], **facts, **_waits(job, layer), "pools": times})
     problem: dict[str, Any] = {
         "version": 1,
         "batchSize": int(first["batchSize"]),
         "globalBatchSize": job.global_batch_size,
         "microBatches": job.micro_batches,
-        "pipelineDrains": _drains(job),
         "samples": samples,
         "minSamplesPerSecond": job.min_samples_per_second,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
@@ -131,9 +130,13 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: f
     return problem
 
 
-def _drains(job: JobSpec) -> bool:
-    """Return whether stages wait for the commit of a step before they compute the next one."""
-    return job.consistency != "async"
+def _waits(job: JobSpec, layer: Json) -> dict[str, bool]:
+    """Whether a stage with the layer waits for the commit of a step before it computes the next one.
+
+    In `hybrid` these are the stages with dense parameters; of a layer measured by an earlier release it is not known.
+    """
+    waits = job.consistency == "sync" or (job.consistency == "hybrid" and layer.get("denseBytes", 1) > 0)
+    return {"waitsForCommit": waits}
 
 
 def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
@@ -168,10 +171,9 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
     layers = []
     for layer in problem.get("layers") or ():
         times = {name: entry for name, entry in layer.get("pools", {}).items() if name in names}
-        layers.append({**layer, "pools": times})
+        layers.append({**layer, **_waits(job, layer), "pools": times})
     adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _adapted_servers(problem, job)}
     adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
-    adapted |= {"pipelineDrains": _drains(job)}
     adapted |= {"minSamplesPerSecond": job.min_samples_per_second}
     adapted.pop("maxCostPerHour", None)
     if any(pool.interruptions_per_unit_hour for pool in job.pools):

@@ -139,10 +139,13 @@ def describe_bottleneck(explanation: Explanation) -> str:
         return "the cores of this machine"
     stage = next(s for s in explanation.stages if s.name == explanation.bottleneck)
     compute = stage.compute_sequential + stage.compute_parallel
-    if stage.transfer > compute:
+    if stage.transfer > compute + stage.bubble:
         return f"{stage.name} on {stage.pool}, by sending its output to the next stage"
     fixed = stage.compute_sequential / compute
-    return f"{stage.name} on {stage.pool}, by computing ({fixed:.0%} of it does not shrink with more units)"
+    text = f"{stage.name} on {stage.pool}, by computing ({fixed:.0%} of it does not shrink with more units)"
+    if stage.bubble > 0:
+        text += f" and waiting for other stages ({stage.bubble * stage.throughput:.0%} of a step)"
+    return text
 
 
 def describe_margin(plan: Plan, without_margin: float | None) -> str:

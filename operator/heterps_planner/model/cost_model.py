@@ -42,6 +42,8 @@ __all__ = [
     "stage_work",
     "training_hours",
     "transfer_work",
+    "with_bubble",
+    "work_for_throughput",
 ]
 
 # A plan meets a throughput if it reaches it within this relative error: above the rounding of the sums,
@@ -127,25 +129,71 @@ def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArra
     return seconds, stage_work((), pool, problem).on(units)
 
 
-def bubble_seconds(problem: Problem) -> FloatArray:
-    """Return how long a stage that begins with each layer waits in a step, seconds per sample.
+def bubble_seconds(problem: Problem) -> FloatArray | None:
+    """Return how long each segment waits in a step, seconds per sample, as far as its own work does not limit that.
 
-    If the pipeline drains, a stage has nothing to do at each step while one micro-batch passes the stages before it:
-    the bubble of a pipeline (Huang et al., "GPipe", NeurIPS 2019, section 2.3), which equation (3) leaves out (erratum
-    11). Where those layers will be computed is not known here, so this is a low estimate: each counts with the pool
-    that computes it fastest with all of its units, without waiting for servers.
+    A stage that waits for the commit of a step has nothing to do while one micro-batch passes the other stages, those
+    before it and those after it: the bubble of a pipeline (Huang et al., "GPipe", NeurIPS 2019, section 2.3), which
+    equation (3) leaves out (erratum 11). Stages before it that do not wait have computed the forward pass of its next
+    step already, so half of their work counts. Where the other layers will be computed is not known here: each counts
+    with one pod of the pool that computes it fastest, without waiting for servers. See `with_bubble`.
 
     Returns:
-        Shape (L,), ascending from 0.
+        Shape (L, L), indexed [first layer, last layer]; 0 for a plan of one stage. None: no layer waits.
     """
-    fastest = np.full(len(problem.layers), np.inf if problem.pipeline_drains else 0.0)
-    for pool in problem.pools if problem.pipeline_drains else ():
-        seconds, _ = layer_seconds(problem, pool, max(pool.max_units, 1))
+    waits = np.array([layer.waits_for_commit for layer in problem.layers])
+    if not waits.any():
+        return None
+    seconds = np.full(len(waits), np.inf)
+    for pool in problem.pools:
+        on_pod, _ = layer_seconds(problem, pool, pool.units_per_pod)
         for i, layer in enumerate(problem.layers):
-            if (times := layer.pools.get(pool.name)) is not None:
-                fastest[i] = min(fastest[i], max(seconds[i] - server_wait(times, problem, pipelined=True), 0.0))
-    passed: FloatArray = np.concatenate([[0.0], np.cumsum(fastest)[:-1]])
-    return passed / problem.micro_batches
+            if (times := layer.pools.get(pool.name)) is not None and pool.max_pods:
+                seconds[i] = min(seconds[i], max(on_pod[i] - server_wait(times, problem, pipelined=True), 0.0))
+    before = np.concatenate([[0.0], seconds[:-1].cumsum()])
+    before *= np.where(np.concatenate([[False], np.logical_or.accumulate(waits[:-1])]), 1.0, 0.5)
+    after = np.concatenate([seconds[:0:-1].cumsum()[::-1], [0.0]])
+    result: FloatArray = (before[:, None] + after) / problem.micro_batches
+    number = np.concatenate([[0], waits.cumsum()])
+    result[number[1:] - number[:-1, None] <= 0] = 0.0  # none of the segment's layers waits
+    return result
+
+
+def with_bubble(compute: float | FloatArray, bubble: float | FloatArray, overlap: float | FloatArray) -> FloatArray:
+    """Return seconds per sample of stages with their bubbles.
+
+    In a plan that is worth its price, the other stages take about as long as this one, or less: units that would make
+    them faster are paid for in vain. So the bubble is at most the time of a micro-batch of this stage itself, however
+    long the other layers take on one pod. With T = CT + min(`bubble`, T / M), T is
+
+        min(CT + bubble, CT / (1 - 1/M))
+
+    Args:
+        compute: CT, seconds per sample.
+        bubble: of `bubble_seconds`, seconds per sample; 0: the stage does not wait.
+        overlap: `1 - 1/M` of M micro-batches, > 0.
+    """
+    result: FloatArray = np.minimum(compute + bubble, compute / overlap)
+    return result
+
+
+def work_for_throughput(
+    throughput: FloatArray, bubble: float | FloatArray = 0.0, overlap: float | FloatArray = 1.0
+) -> FloatArray:
+    """Return the most work of a stage that reaches a throughput in spite of its bubble, the inverse of `with_bubble`.
+
+    Args:
+        throughput: samples per second, may be 0.
+        bubble: as of `with_bubble`.
+        overlap: the same.
+
+    Returns:
+        Seconds per sample, longer by the relative error `SLACK`.
+    """
+    with np.errstate(divide="ignore"):
+        seconds = (1 + SLACK) / throughput
+    result: FloatArray = np.maximum(seconds - bubble, seconds * overlap)
+    return result
 
 
 def server_wait(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> float:
@@ -183,9 +231,9 @@ def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem, *, pipel
     return total
 
 
-def stage_seconds_per_sample(compute: Work, transfer: Work, units: float) -> float:
+def stage_seconds_per_sample(compute: float, transfer: float) -> float:
     """Equation (3) of [HeterPS]: ET = max(CT, DT), computing and transfer overlapping completely (see erratum 11)."""
-    return max(compute.on(units), transfer.on(units))
+    return max(compute, transfer)
 
 
 def training_hours(samples: float, throughput: float) -> float:
@@ -207,7 +255,12 @@ def cost_of_training(samples: float, throughput: float, dollars_per_hour: float)
 
 
 def pods_for_throughput(
-    throughput: FloatArray, seq: FloatArray, par: FloatArray, send_seq: FloatArray, send_par: FloatArray
+    throughput: FloatArray,
+    seq: FloatArray,
+    par: FloatArray,
+    send_seq: FloatArray,
+    send_par: FloatArray,
+    work_seconds: FloatArray | None = None,
 ) -> FloatArray:
     """Equations (12) and (13) of [HeterPS], corrected: the least k with which a stage reaches a throughput.
 
@@ -224,13 +277,14 @@ def pods_for_throughput(
         par: c_par, seconds per sample and pod.
         send_seq: d_seq of the boundary.
         send_par: d_par of the boundary.
+        work_seconds: by `work_for_throughput`, if bubbles leave less than 1/theta for computing.
 
     Returns:
         Whole numbers as floats, infinite where the throughput cannot be reached.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         seconds = (1 + SLACK) / throughput
-        need = _shares(par, seconds - seq)
+        need = _shares(par, (seconds if work_seconds is None else work_seconds) - seq)
         send_need = np.maximum(_shares(send_par, seconds - send_seq), 1.0)
         result: FloatArray = np.ceil(np.maximum(need, send_need))
     return result

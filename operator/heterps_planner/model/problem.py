@@ -84,8 +84,10 @@ class Layer:
     kind: str = ""  # informational, as are the bytes
     input_bytes: float = 0.0  # per sample
     weight_bytes: float = 0.0
+    dense_bytes: float | None = None  # of weight_bytes, those of parameters outside of tables; None: not known
     resident_bytes: float = 0.0  # held by every worker of the layer: weights, gradients, state of the optimiser
     activation_bytes: float = 0.0  # held per sample between forward and backward
+    waits_for_commit: bool = False  # whether its stage begins a step only when the one before is committed
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,6 @@ class Problem:
     max_cost_per_hour: float | None = None  # dollars
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
     micro_batches: int = 1  # pieces of a worker's share of a batch in a pipelined stage
-    pipeline_drains: bool = False  # whether all pieces of a batch leave the pipeline before the next batch is computed
     parameter_server: ParameterServer | None = None  # None: servers are not charged
     interruption: Interruption = field(default_factory=Interruption)  # of units of pools that are interrupted
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
@@ -179,7 +180,6 @@ class Problem:
             max_cost_per_hour=None if ceiling is None else top.take_number("maxCostPerHour", above=0),
             global_batch_size=global_batch_size,
             micro_batches=top.take_integer("microBatches", 1, least=1, most=2**20),
-            pipeline_drains=top.take_flag("pipelineDrains"),
             parameter_server=read_servers(top, {pool.name: pool.units_per_pod for pool in pools}),
             interruption=read_interruption(top),
             provenance=_read_provenance(top),
@@ -201,8 +201,6 @@ class Problem:
             result["globalBatchSize"] = self.global_batch_size
         if self.micro_batches != 1:
             result["microBatches"] = self.micro_batches
-        if self.pipeline_drains:
-            result["pipelineDrains"] = True
         if self.parameter_server is not None:
             server = self.parameter_server
             numbers = {
@@ -289,8 +287,10 @@ def _read_layer(path: str, value: Any, pools: tuple[Pool, ...]) -> Layer:
     kind = item.take_name("kind", "")
     input_bytes = item.take_number("inputBytes", 0, least=0)
     weight_bytes = item.take_number("weightBytes", 0, least=0)
+    dense_bytes = item.take_number("denseBytes", least=0) if item.take("denseBytes", None) is not None else None
     resident_bytes = item.take_number("residentBytes", 0, least=0, most=MAX_BYTES)
     activation_bytes = item.take_number("activationBytes", 0, least=0, most=MAX_BYTES)
+    waits = item.take_flag("waitsForCommit")
     times = Fields(item.take("pools"), item.at("pools"))
     item.finish()
     names = [pool.name for pool in pools]
@@ -306,8 +306,10 @@ def _read_layer(path: str, value: Any, pools: tuple[Pool, ...]) -> Layer:
         kind=kind,
         input_bytes=input_bytes,
         weight_bytes=weight_bytes,
+        dense_bytes=dense_bytes,
         resident_bytes=resident_bytes,
         activation_bytes=activation_bytes,
+        waits_for_commit=waits,
     )
 
 
@@ -413,10 +415,14 @@ def _layer_json(layer: Layer) -> dict[str, Any]:
         result["kind"] = layer.kind
     result["inputBytes"] = layer.input_bytes
     result["weightBytes"] = layer.weight_bytes
+    if layer.dense_bytes is not None:
+        result["denseBytes"] = layer.dense_bytes
     if layer.resident_bytes:
         result["residentBytes"] = layer.resident_bytes
     if layer.activation_bytes:
         result["activationBytes"] = layer.activation_bytes
+    if layer.waits_for_commit:
+        result["waitsForCommit"] = True
     result["pools"] = {name: _times_json(times) for name, times in layer.pools.items()}
     return result
 

@@ -26,12 +26,16 @@ from heterps_planner.model.cost_model import (
     stage_seconds_per_sample,
     stage_work,
     transfer_work,
+    with_bubble,
+    work_for_throughput,
 )
 from heterps_planner.model.memory import is_limited, least_pods_for_memory
 from heterps_planner.model.pieces import FloatArray, Piece, least_pods
 from heterps_planner.model.problem import LayerTimes, Pool, Problem, table_units
 
 __all__ = ["Segments", "build_segments"]
+
+_LEAST_OVERLAP = 1e-12  # a divisor: with one micro-batch, no bubble is too long
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class Segments:
     server_most: float = 0.0  # the same number if it is fixed, infinite if the throughput decides
     # Seconds per sample that a segment waits for one server, a part of c_seq. m servers divide them by m. None: 0.
     wait_LLT: FloatArray | None = None  # noqa: N815
+    # Seconds per sample that a segment waits in each step, see `with_bubble`. None: 0.
+    bubble_LLT: FloatArray | None = None  # noqa: N815
+    overlap: float = 1.0  # 1 - 1/M of M micro-batches
     least_LLT: FloatArray | None = None  # noqa: N815  # pods that the memory asks for; infinite: fits nowhere
     # Seconds of training that interruptions are expected to cost per second, for each pod of a stage. None: 0.
     loss_T: FloatArray | None = None  # noqa: N815
@@ -92,13 +99,15 @@ class Segments:
             Shape (S, L, L, T); infinite where the throughput cannot be reached within the pool's own limit.
         """
         theta = theta_S[:, None, None, None]
+        waits = (0.0, 1.0) if self.bubble_LLT is None else (self.bubble_LLT, self.overlap)
+        seconds = work_for_throughput(theta, *waits)
         if self.pieces:
             base = pods_for_throughput(theta, np.zeros(1), np.zeros(1), self.send_seq_LT, self.send_par_LT)
             if self.least_LLT is not None:
                 base = np.maximum(base, self.least_LLT)
-            need = least_pods((1 + SLACK) / theta, base, self.pieces)
+            need = least_pods(seconds, base, self.pieces)
         else:
-            need = pods_for_throughput(theta, self.seq_LLT, self.par_LLT, self.send_seq_LT, self.send_par_LT)
+            need = pods_for_throughput(theta, self.seq_LLT, self.par_LLT, self.send_seq_LT, self.send_par_LT, seconds)
             if self.least_LLT is not None:
                 np.maximum(need, self.least_LLT, out=need)
         need[need > self.limit_T] = np.inf
@@ -156,7 +165,25 @@ class Segments:
 
     def stage_time(self, first: int, last: int, pool: int, pods: float) -> float:
         """Return seconds per sample of one stage, equation (3) of [HeterPS]."""
-        return stage_seconds_per_sample(self.work(first, last, pool, pods), self.transfer(last, pool), pods)
+        compute = self.with_bubble(self.work(first, last, pool, pods).on(pods), first, last, pool)
+        return stage_seconds_per_sample(compute, self.transfer(last, pool).on(pods))
+
+    def with_bubble(self, compute: float, first: int, last: int, pool: int) -> float:
+        """Return the seconds per sample of one stage's work together with its bubble."""
+        if self.bubble_LLT is None:
+            return compute
+        return float(with_bubble(compute, float(self.bubble_LLT[first, last, pool]), self.overlap))
+
+    def waiting(self, compute_LLT: FloatArray, least_LLT: FloatArray | float = 1.0) -> FloatArray:  # noqa: N803
+        """Return `with_bubble` of all segments.
+
+        Args:
+            compute_LLT: seconds per sample of the work, or these times a number of pods.
+            least_LLT: that number.
+        """
+        if self.bubble_LLT is None:
+            return compute_LLT
+        return with_bubble(compute_LLT, self.bubble_LLT * least_LLT, self.overlap)
 
     def restricted(self, allowed_LLT: NDArray[np.bool_]) -> Segments:  # noqa: N803
         """Return a copy with only the allowed segments as stages."""
@@ -167,8 +194,9 @@ class Segments:
         """Return a copy with scaled computing times of the segments."""
         pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
         wait = None if self.wait_LLT is None else self.wait_LLT * factor_LLT
+        bubble = None if self.bubble_LLT is None else self.bubble_LLT * factor_LLT
         seq, par = self.seq_LLT * factor_LLT, self.par_LLT * factor_LLT
-        return replace(self, seq_LLT=seq, par_LLT=par, pieces=pieces, wait_LLT=wait)
+        return replace(self, seq_LLT=seq, par_LLT=par, pieces=pieces, wait_LLT=wait, bubble_LLT=bubble)
 
     def of_pools(self, pools: NDArray[np.intp]) -> Segments:
         """Return the problem restricted to some of the pools, renumbered; the servers' pool is one of them."""
@@ -184,6 +212,7 @@ class Segments:
             server_pool=int(np.flatnonzero(pools == self.server_pool)[0]),
             least_LLT=None if self.least_LLT is None else self.least_LLT[:, :, pools],
             wait_LLT=None if self.wait_LLT is None else self.wait_LLT[:, :, pools],
+            bubble_LLT=None if self.bubble_LLT is None else self.bubble_LLT[:, :, pools],
             loss_T=None if self.loss_T is None else self.loss_T[pools],
             pieces=tuple(
                 Piece(p.low[pools], p.high[pools], p.seq[:, :, pools], p.par[:, :, pools]) for p in self.pieces
@@ -218,7 +247,7 @@ def build_segments(problem: Problem) -> Segments:
         for t, pool in enumerate(problem.pools):
             if r < len(starts[t]):
                 begin, low[t], high[t] = starts[t][r]
-                _sum_segments(problem, pool, begin, bubble, seq[:, :, t], par[:, :, t])
+                _sum_segments(problem, pool, begin, seq[:, :, t], par[:, :, t])
         pieces.append(Piece(low, high, seq, par))
     send_seq = np.zeros((num_layers, num_pools))
     send_par = np.zeros((num_layers, num_pools))
@@ -249,6 +278,8 @@ def build_segments(problem: Problem) -> Segments:
         server_least=max(1, server.least_units // pod if server else 0) if units is None else units // pod,
         server_most=math.inf if units is None else units // pod,
         wait_LLT=_waits(problem) if server else None,
+        bubble_LLT=None if bubble is None else np.repeat(bubble[:, :, None], num_pools, axis=2),
+        overlap=max(1 - 1 / problem.micro_batches, _LEAST_OVERLAP),
         least_LLT=least,
         pieces=tuple(pieces) if len(pieces) > 1 else (),
         **_losses(problem, server_pool),
@@ -304,7 +335,6 @@ def _sum_segments(
     problem: Problem,
     pool: Pool,
     units: float,
-    bubble_L: FloatArray,  # noqa: N803
     seq_LL: FloatArray,  # noqa: N803
     par_LL: FloatArray,  # noqa: N803
 ) -> None:
@@ -327,7 +357,7 @@ def _sum_segments(
         if (times := layer.pools.get(pool.name)) is not None:
             cut = cut_work(times, problem)
             end_seq[i], end_par[i] = cut.sequential, cut.parallel / pod
-    begin_seq = np.concatenate([[0.0], end_seq[:-1]]) + bubble_L
+    begin_seq = np.concatenate([[0.0], end_seq[:-1]])
     begin_par = np.concatenate([[0.0], end_par[:-1]])
     for i in range(num_layers):
         seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:]) + begin_seq[i] + end_seq[i:]

@@ -50,7 +50,8 @@ class StageBudget:
     busy_fraction: float  # of the time, at the throughput of the plan
     compute_sequential: float  # the part of computing that more units do not shorten
     compute_parallel: float  # the part that more units shorten, with the units of the plan
-    transfer: float  # overlapped with computing
+    bubble: float  # the wait for other stages in each step
+    transfer: float  # overlapped with both
     cost_share: float  # of the price per hour
 
 
@@ -182,6 +183,7 @@ def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> Sta
     first, last, pods = stage.first_layer, stage.last_layer, stage.pods
     total = segments.stage_time(first, last, pool, pods)
     work = segments.work(first, last, pool, pods)
+    compute = work.on(pods)
     price = float(segments.price_T[pool]) * pods
     return StageBudget(
         name=stage.name,
@@ -191,6 +193,7 @@ def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> Sta
         busy_fraction=min(total * plan.throughput, 1.0),
         compute_sequential=work.sequential,
         compute_parallel=work.parallel / pods,
+        bubble=segments.with_bubble(compute, first, last, pool) - compute,
         transfer=segments.transfer(last, pool).on(pods),
         cost_share=price / plan.cost_per_hour if plan.cost_per_hour > 0 else 0.0,
     )

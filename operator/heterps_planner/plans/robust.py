@@ -134,7 +134,7 @@ def robustness(problem: Problem, choice: Choice, error: float) -> Robustness:
             units = pods * problem.pools[pool].units_per_pod
             share = float(_concentration(*layer_seconds(problem, problem.pools[pool], units))[first, last])
             spread = math.log1p(math.expm1(error**2) * share)
-            seconds = segments.work(first, last, pool, pods).on(pods)
+            seconds = segments.with_bubble(segments.work(first, last, pool, pods).on(pods), first, last, pool)
             median = math.log(seconds * floor) + error**2 / 2 - spread / 2
             confidence *= NormalDist().cdf(-median / math.sqrt(spread))
             if (transfer := segments.transfer(last, pool).on(pods)) > 0:

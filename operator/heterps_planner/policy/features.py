@@ -107,7 +107,10 @@ def features_of(segments: Segments) -> Features:
     possible = np.isfinite(segments.seq_LLT[layers, layers]) & (limit > 0)
     if segments.least_LLT is not None:
         possible &= segments.least_LLT[layers, layers] <= limit
-    sequential = np.minimum(theta * segments.seq_LLT, 2.0)
+    sequential = theta * segments.seq_LLT
+    if segments.bubble_LLT is not None:  # what the bubble leaves for work, as in `work_for_throughput`
+        sequential = sequential + np.minimum(theta * segments.bubble_LLT, 1 - segments.overlap)
+    sequential = np.minimum(sequential, 2.0)
     need = theta * segments.par_LLT / np.maximum(1 - sequential, _LEAST_SPARE)
     if segments.least_LLT is not None:
         np.maximum(need, segments.least_LLT, out=need)

@@ -68,7 +68,7 @@ def fastest_bound(segments: Segments) -> float:
             compute = fastest(np.ones(1), limit, segments.pieces)
         else:
             compute = segments.seq_LLT + segments.par_LLT / limit
-        time = np.maximum(compute, segments.send_seq_LT + segments.send_par_LT / limit)
+        time = np.maximum(segments.waiting(compute), segments.send_seq_LT + segments.send_par_LT / limit)
     possible = (limit > 0) & ~np.isnan(time)
     if segments.least_LLT is not None:
         possible &= segments.least_LLT <= limit
@@ -85,9 +85,9 @@ def fastest_bound(segments: Segments) -> float:
 def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
     """Return a lower bound on the cost per throughput, in dollars per hour and (sample per second).
 
-    A stage on k pods takes at least `seq + par / k` seconds, so `k / theta >= seq k + par`, which grows with k: each
-    segment costs at least its least pods, fully busy, and pods are not split. The cheapest path with these weights
-    bounds all plans at all throughputs. Limits of pools count for single stages only.
+    A stage on k pods takes at least `seq + par / k` seconds, so `k / theta >= seq k + par`, which grows with k, and so
+    does what its bubble adds. Each segment costs at least its least pods, fully busy, and pods are not split. The
+    cheapest path with these weights bounds all plans at all throughputs. Limits of pools count for single stages only.
 
     Args:
         segments: the problem.
@@ -100,7 +100,7 @@ def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
     least = np.ones(1) if segments.least_LLT is None else segments.least_LLT
     with np.errstate(invalid="ignore"):
         busy = least_product(least, segments.pieces) if segments.pieces else segments.seq_LLT * least + segments.par_LLT
-        busy = np.maximum(busy, segments.send_seq_LT * least + segments.send_par_LT)
+        busy = np.maximum(segments.waiting(busy, least), segments.send_seq_LT * least + segments.send_par_LT)
     # The throughput is at most `highest`, so an idle pod is paid for too.
     weight = price_T * np.where(least <= segments.limit_T, np.maximum(busy, least / highest), np.inf)
     servers = max(segments.server_par, segments.server_least / highest) * price_T[segments.server_pool]
@@ -138,7 +138,7 @@ def lowest_throughput(segments: Segments, floor: float) -> float:
     """Return a throughput at which the least pods of each stage suffice, or the floor if that is higher."""
     least = np.ones(1) if segments.least_LLT is None else segments.least_LLT
     compute = time_on(least, segments.pieces) if segments.pieces else segments.seq_LLT + segments.par_LLT / least
-    time = np.maximum(compute, segments.send_seq_LT + segments.send_par_LT / least)
+    time = np.maximum(segments.waiting(compute), segments.send_seq_LT + segments.send_par_LT / least)
     time = np.where(np.isfinite(least), time, np.inf)
     slowest = float(time[np.isfinite(time)].max(initial=segments.server_par / max(segments.server_least, 1)))
     if slowest == 0:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, SLACK, pods_for_throughput
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE, pods_for_throughput, with_bubble, work_for_throughput
 from heterps_planner.model.pieces import FloatArray, Piece, fastest, least_pods, least_product, time_on
 from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Stage
@@ -43,6 +43,8 @@ class Schedules:
     par: FloatArray  # (n, K) seconds per sample and pod
     send_seq: FloatArray  # (n, K)
     send_par: FloatArray  # (n, K)
+    bubble: FloatArray  # (n, K) seconds per sample that a stage waits in each step, see `with_bubble`
+    overlap: FloatArray  # (n, K) 1 - 1/M of M micro-batches, 1 for the servers and for padding
     pool: NDArray[np.intp]  # (n, K)
     # (n, K) least pods: 1, 0 for padding, the number that the memory requires, or a number fixed by the user
     least: FloatArray
@@ -102,6 +104,8 @@ def make_schedules(
         par=column(segments.par_LLT[first, last, pool], segments.server_par),
         send_seq=column(segments.send_seq_LT[last, pool], 0.0),
         send_par=column(segments.send_par_LT[last, pool], 0.0),
+        bubble=column(0.0 if segments.bubble_LLT is None else segments.bubble_LLT[first, last, pool], 0.0),
+        overlap=column(segments.overlap, 1.0, 1.0),
         pool=np.hstack([pool, np.full((n, 1), segments.server_pool, dtype=np.intp)]),
         least=column(np.where(fits, least, 1.0), segments.server_least),
         most=column(np.inf, segments.server_most),
@@ -133,24 +137,26 @@ def _time(part: Schedules, pods: FloatArray) -> FloatArray:
     """Equation (3) of [HeterPS] for all stages; padding takes no time."""
     k = np.maximum(pods, 1.0)
     compute = time_on(k, pieces) if (pieces := _pieces(part)) else part.seq + part.par / k
-    return np.maximum(compute, part.send_seq + part.send_par / k)
+    return np.maximum(with_bubble(compute, part.bubble, part.overlap), part.send_seq + part.send_par / k)
 
 
 def _least_time(part: Schedules, most: FloatArray) -> FloatArray:
     """Return a lower bound on the time of each stage with at most this many pods, shape (n, K)."""
     most = np.maximum(most, 1.0)
     compute = fastest(part.least, most, pieces) if (pieces := _pieces(part)) else part.seq + part.par / most
-    return np.maximum(compute, part.send_seq + part.send_par / most)
+    return np.maximum(with_bubble(compute, part.bubble, part.overlap), part.send_seq + part.send_par / most)
 
 
 def _need(part: Schedules, theta: FloatArray) -> FloatArray:
     """Return the least pods with which each stage reaches its schedule's throughput, shape (n, K)."""
     theta = theta[:, None]
+    seconds = work_for_throughput(theta, part.bubble, part.overlap)
     if pieces := _pieces(part):
         base = pods_for_throughput(theta, np.zeros(1), np.zeros(1), part.send_seq, part.send_par)
-        need = least_pods((1 + SLACK) / theta, np.maximum(base, part.least), pieces)
+        need = least_pods(seconds, np.maximum(base, part.least), pieces)
     else:
-        need = np.maximum(pods_for_throughput(theta, part.seq, part.par, part.send_seq, part.send_par), part.least)
+        need = pods_for_throughput(theta, part.seq, part.par, part.send_seq, part.send_par, seconds)
+        need = np.maximum(need, part.least)
     return np.where(part.most == 0, 0.0, need)
 
 
@@ -158,7 +164,7 @@ def _least_product(part: Schedules, pods: FloatArray) -> FloatArray:
     """Return a lower bound on the pods per throughput of each stage, with these pods or more, shape (n, K)."""
     k = np.maximum(pods, 1.0)
     compute = least_product(k, pieces) if (pieces := _pieces(part)) else part.seq * k + part.par
-    return np.maximum(compute, part.send_seq * k + part.send_par)
+    return np.maximum(with_bubble(compute, part.bubble * k, part.overlap), part.send_seq * k + part.send_par)
 
 
 def _usage(part: Schedules, pods: FloatArray, num_pools: int) -> FloatArray:

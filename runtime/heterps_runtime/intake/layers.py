@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -36,6 +36,7 @@ class Layer:
     kind: str  # class name of the module, such as Linear or Embedding
     parameters: tuple[str, ...]  # qualified names of trainable dense parameters
     weight_bytes: int  # of the dense parameters, and of whole tables
+    dense_bytes: int  # of the dense parameters alone
     tables: tuple[int, ...]  # indices of the tables in use
     nodes: tuple[str, ...]  # names of the traced values
 
@@ -76,12 +77,17 @@ class LayeredModel:
         used = {name for node in nodes for name in graph.parameters_of(node)}
         tables = sorted({graph.sites[n].site.table for n in nodes if n in graph.sites})
         by_name = dict(self.module.named_parameters())
-        weights = [by_name[name] for name in (*used, *(self.tables[t].name for t in tables))]
+
+        def size(names: Iterable[str]) -> int:
+            return sum(by_name[name].numel() * by_name[name].element_size() for name in names)
+
+        dense = size(used)
         return Layer(
             name=names[id(block[0])] + (f"..{names[id(block[-1])]}" if len(block) > 1 else ""),
             kind="+".join(dict.fromkeys(call.kind for call in block)),
             parameters=tuple(name for name in by_name if name in used),
-            weight_bytes=sum(w.numel() * w.element_size() for w in weights),
+            weight_bytes=dense + size(self.tables[table].name for table in tables),
+            dense_bytes=dense,
             tables=tuple(tables),
             nodes=tuple(n.name for n in nodes),
         )

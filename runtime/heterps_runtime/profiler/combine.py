@@ -28,6 +28,7 @@ class LayerFacts:
     kind: str
     input_bytes: float  # per sample
     weight_bytes: float
+    dense_bytes: float  # of them, those of dense parameters
     memory: LayerBytes
     busy: Mapping[int, Reading]  # by size: the worker's own work
     rows: Mapping[int, Reading]  # by size: embedding rows at the server
@@ -87,6 +88,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "kind": layer.kind,
             "inputBytes": layer.input_bytes,
             "weightBytes": layer.weight_bytes,
+            "denseBytes": layer.dense_bytes,
             "residentBytes": layer.memory.resident,
             "activationBytes": layer.memory.activation,
             "computeSeconds": max(own_fixed + own + at_server, _LEAST_SECONDS),

@@ -153,6 +153,7 @@ def _measure_layers(
             kind=layer.kind,
             input_bytes=probe.input_bytes[i],
             weight_bytes=layer.weight_bytes,
+            dense_bytes=layer.dense_bytes,
             memory=memory[i],
             busy={n: Reading.of([s[i].busy for s in steps]) for n, steps in samples.items()},
             rows={n: Reading.of([s[i].rows for s in steps]) for n, steps in samples.items()},

@@ -43,6 +43,14 @@ def table(capsys: Any, *arguments: str, code: int = 0) -> str:
     return text
 
 
+def test_the_table_says_how_long_the_slowest_stage_waits(tmp_path: Path, capsys: Any) -> None:
+    """Of stage-0, 0.00075 s of computing per sample and a quarter of 0.0005 s for the dense layer."""
+    layers = [layer | {"waitsForCommit": True} for layer in document()["layers"]]
+    text = table(capsys, "--problem", write(tmp_path, "waits.json", layers=layers, microBatches=4))
+    assert "limited by  stage-0 on cpu, by computing (67% of it does not shrink with more units)" in text
+    assert "and waiting for other stages (14% of a step)" in text
+
+
 def faster(share: float) -> dict[str, Any]:
     """The problem with layers that take this share of the time."""
     problem = document()

@@ -82,6 +82,7 @@ def test_each_copy_of_a_row_is_on_another_server_which_computes_as_much() -> Non
     assert fixed == {"pool": "cpu", "coresPerSamplePerSecond": 2 * 2 * SECONDS, "units": 6}
 
 
+DENSE: tuple[dict[str, float], ...] = ({"denseBytes": 0}, {"denseBytes": 8}, {})
 BYTES: tuple[dict[str, float], ...] = (
     {"residentBytes": 1e9, "activationBytes": 1e6},
     {"residentBytes": 2e9, "activationBytes": 0.0},
@@ -101,12 +102,19 @@ def with_memory(cpu: float | None, gpu: float | None) -> JobSpec:
     return replace(job, pools=tuple(replace(job.pool(name), memory_bytes_per_pod=limit) for name, limit in pools))
 
 
-@pytest.mark.parametrize(("consistency", "drains"), [("sync", True), ("hybrid", True), ("async", False)])
-def test_the_pipeline_drains_where_stages_wait_for_commits(consistency: str, *, drains: bool) -> None:
+@pytest.mark.parametrize(
+    ("consistency", "waits"),
+    [("sync", [True, True, True]), ("hybrid", [False, True, True]), ("async", [False, False, False])],
+)
+def test_stages_with_dense_parameters_wait_for_commits(consistency: str, waits: list[bool]) -> None:
+    """The third layer is one of an earlier release, which did not tell what its parameters are."""
+    layers = [{**la, **known} for la, known in zip(PROFILE["layers"], DENSE, strict=True)]
+    profiles = {pool: {**PROFILE, "layers": layers} for pool in PROFILES}
     job = make_job(consistency=consistency)
-    assert Problem.from_json(build_problem(job, PROFILES)).pipeline_drains is drains
-    other = build_problem(make_job(consistency="async" if drains else "sync"), PROFILES)
-    assert adapt_problem(other, job)["pipelineDrains"] is drains
+    problem = Problem.from_json(build_problem(job, profiles))
+    assert [layer.waits_for_commit for layer in problem.layers] == waits
+    other = build_problem(make_job(consistency="sync" if consistency == "async" else "async"), profiles)
+    assert [layer["waitsForCommit"] for layer in adapt_problem(other, job)["layers"]] == waits
 
 
 def test_a_stage_may_take_what_a_worker_leaves_of_its_pod() -> None:

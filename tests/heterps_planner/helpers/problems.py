@@ -109,16 +109,17 @@ def with_tables(rng: np.random.Generator, problem: Problem) -> Problem:
 
 
 def with_cuts(rng: np.random.Generator, problem: Problem) -> Problem:
-    """Let workers spend time on messages between stages, and the pipeline drain."""
+    """Let workers spend time on messages between stages, and stages wait for commits: all, none, or some of them."""
     layers = []
+    waiting = float(rng.choice([0.0, 0.5, 1.0]))
     for layer in problem.layers:
         pools = {}
         for name, times in layer.pools.items():
             seconds = times.transfer_seconds * float(rng.uniform(0, 10))
             fixed = seconds * float(rng.choice([0.0, 0.2, 1.0]))
             pools[name] = replace(times, transfer_processor_seconds=seconds, transfer_processor_fixed_seconds=fixed)
-        layers.append(replace(layer, pools=pools))
-    return replace(problem, layers=tuple(layers), pipeline_drains=bool(rng.random() < 0.7))
+        layers.append(replace(layer, pools=pools, waits_for_commit=bool(rng.random() < waiting)))
+    return replace(problem, layers=tuple(layers), micro_batches=int(rng.choice([1, 2, 4, 8])))
 
 
 def with_waits(rng: np.random.Generator, problem: Problem) -> Problem:

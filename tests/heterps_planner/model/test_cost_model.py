@@ -20,6 +20,8 @@ from heterps_planner.model.cost_model import (
     stage_work,
     training_hours,
     transfer_work,
+    with_bubble,
+    work_for_throughput,
 )
 from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
@@ -30,6 +32,7 @@ from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())
+NO_CARDS = Pool("fast", "GPU", 1.0, 0)
 
 
 def pods_needed(theta: float, seq: float, par: float, send_seq: float = 0.0, send_par: float = 0.0) -> float:
@@ -62,8 +65,9 @@ def test_equation_2_transfer_time_of_a_layer() -> None:
 
 
 def test_equation_3_a_stage_takes_the_longer_of_computing_and_transfer() -> None:
-    assert stage_seconds_per_sample(Work(0.001, 0.004), Work(0.002, 0.0), 4) == pytest.approx(0.002)
-    assert stage_seconds_per_sample(Work(0.001, 0.004), Work(0.002, 0.0), 2) == pytest.approx(0.003)
+    computing, transfer = Work(0.001, 0.004), Work(0.002, 0.0)
+    assert stage_seconds_per_sample(computing.on(4), transfer.on(4)) == pytest.approx(0.002)
+    assert stage_seconds_per_sample(computing.on(2), transfer.on(2)) == pytest.approx(0.003)
 
 
 def test_equations_4_and_5_the_slowest_stage_sets_the_throughput() -> None:
@@ -129,24 +133,78 @@ def test_the_workers_on_both_sides_of_a_cut_pay_for_its_messages() -> None:
     assert after.par_LLT[0, 1, 0] == before.par_LLT[0, 1, 0]
 
 
-def test_a_stage_waits_while_a_micro_batch_passes_the_stages_before() -> None:
-    """The embedding takes 0.0005 + 0.0005 / 10 s per sample on all ten cpus, and a quarter of that per micro-batch."""
-    problem = replace(HAND, micro_batches=4)
-    drained, filled = replace(problem, pipeline_drains=True), build_segments(problem)
-    assert bubble_seconds(problem).tolist() == [0, 0]
-    assert bubble_seconds(drained) == pytest.approx([0, 0.00055 / 4])
-    waiting = build_segments(drained)
-    assert waiting.seq_LLT[1, 1] == pytest.approx(filled.seq_LLT[1, 1] + 0.00055 / 4)
-    assert waiting.seq_LLT[0].tolist() == filled.seq_LLT[0].tolist()
+def waiting(problem: Problem, *waits: bool) -> Problem:
+    """The problem with layers that wait for commits."""
+    layers = tuple(replace(la, waits_for_commit=w) for la, w in zip(problem.layers, waits, strict=True))
+    return replace(problem, layers=layers)
+
+
+# Seconds per sample of three layers on one pod; the stage overhead of the pool is none of a bubble's.
+THREE = Problem(
+    100,
+    1e6,
+    (Pool("cpu", "CPU", 1.0, 10, stage_seconds=5.0),),
+    tuple(Layer(f"l{i}", {"cpu": LayerTimes(seconds * 100, 1.0)}) for i, seconds in enumerate((0.001, 0.002, 0.004))),
+    micro_batches=4,
+)
+
+
+def test_a_stage_waits_while_a_micro_batch_passes_the_others() -> None:
+    """One of four micro-batches of the layers before and after, on one pod of their pool."""
+    bubble = bubble_seconds(waiting(THREE, True, True, True))
+    assert bubble is not None
+    assert bubble[0] * 4 == pytest.approx([0.006, 0.004, 0.0])
+    assert bubble[1, 1:] * 4 == pytest.approx([0.005, 0.001])
+    assert bubble[2, 2] * 4 == pytest.approx(0.003)
+
+
+def test_stages_without_waiting_layers_run_ahead() -> None:
+    """They have no bubble, and have computed the forward pass of the next step already."""
+    assert bubble_seconds(THREE) is None
+    assert build_segments(THREE).bubble_LLT is None
+    bubble = bubble_seconds(waiting(THREE, False, True, False))
+    assert bubble is not None
+    assert bubble[0] * 4 == pytest.approx([0.0, 0.004, 0.0])
+    assert bubble[1, 1:] * 4 == pytest.approx([0.0005 + 0.004, 0.0005])
+    assert bubble[2, 2] == 0.0
+    bubble = bubble_seconds(waiting(THREE, True, False, True))
+    assert bubble is not None
+    assert bubble[2, 2] * 4 == pytest.approx(0.003), "a layer between two that wait may be in the stage of the first"
+    assert bubble[1, 1] == 0.0
+
+
+def test_a_bubble_is_no_longer_than_a_micro_batch_of_the_stage_itself() -> None:
+    for bubble, expected in ((0.0, 3.0), (0.5, 3.5), (1.0, 4.0), (7.0, 4.0)):
+        time = float(with_bubble(3.0, bubble, 1 - 1 / 4))
+        assert time == pytest.approx(expected)
+        assert time == pytest.approx(3.0 + min(bubble, time / 4))
+        assert float(work_for_throughput(np.array(1 / time), bubble, 1 - 1 / 4)) == pytest.approx(3.0)
+
+
+def test_a_bubble_counts_in_the_time_of_a_stage_and_in_its_pods() -> None:
+    """The last layer: 0.004 s per sample of work; the others take 0.003, so the bubble is 0.00075 or a quarter."""
+    problem = replace(waiting(THREE, True, True, True), pools=(Pool("cpu", "CPU", 1.0, 10),))
+    segments = build_segments(problem)
+    assert segments.stage_time(2, 2, 0, 1) == pytest.approx(0.004 + 0.00075)
+    assert segments.stage_time(2, 2, 0, 4) == pytest.approx(0.001 / 0.75)
+    assert segments.stage_time(0, 2, 0, 1) == pytest.approx(0.007), "a plan of one stage has no bubble"
+    for seconds, pods in ((0.00476, 1), (0.00474, 2), (0.00134, 4), (0.00133, 5)):
+        assert segments.pods(np.array([1 / seconds]))[0, 2, 2, 0] == pods
+    alone = build_segments(replace(problem, micro_batches=1))
+    assert alone.stage_time(2, 2, 0, 4) == pytest.approx(0.001 + 0.003), "nothing overlaps in one micro-batch"
 
 
 def test_a_bubble_is_that_of_the_fastest_pool_without_waiting_for_servers() -> None:
     times = LayerTimes(0.2, 0.5, compute_fixed_seconds=0.02, server_seconds=0.03, server_fixed_seconds=0.01)
     layers = tuple(Layer(name, {"slow": times, "fast": replace(times, compute_seconds=0.1)}) for name in "ab")
     pools = (Pool("slow", "CPU", 1.0, 10), Pool("fast", "GPU", 1.0, 4))
-    problem = Problem(100, 1e6, pools, layers, micro_batches=2, pipeline_drains=True)
-    # 2 x 0.01 for two pieces, and 0.08 of which half is divided by 4, less 0.03
-    assert bubble_seconds(problem)[1] == pytest.approx((2 * 0.01 + 0.04 + 0.04 / 4 - 0.03) / 100 / 2)
+    problem = waiting(Problem(100, 1e6, pools, layers, micro_batches=2), True, True)
+    bubble, without = bubble_seconds(problem), bubble_seconds(replace(problem, pools=(pools[0], NO_CARDS)))
+    assert bubble is not None
+    assert without is not None
+    # 2 x 0.01 for two pieces, and 0.08, less 0.03: of a single card
+    assert bubble[1, 1] == pytest.approx((2 * 0.01 + 0.08 - 0.03) / 100 / 2)
+    assert without[1, 1] == pytest.approx((2 * 0.01 + 0.18 - 0.03) / 100 / 2), "a pool without units computes nothing"
 
 
 def test_segments_with_a_layer_that_the_pool_cannot_run_are_infinite() -> None:

@@ -56,7 +56,6 @@ def everything(server: int = 0) -> dict[str, Any]:
     value = document(
         globalBatchSize=64,
         microBatches=2,
-        pipelineDrains=True,
         maxCostPerHour=100.0,
         parameterServer=dict(SERVERS[server]),
         provenance={"host": "a"},
@@ -75,7 +74,8 @@ def everything(server: int = 0) -> dict[str, Any]:
             "denseExchange": "AllReduce",
         }
     for layer in value["layers"]:
-        layer |= {"kind": "Linear", "inputBytes": 8.0, "weightBytes": 4.0, "residentBytes": 1e6, "activationBytes": 1e3}
+        layer |= {"kind": "Linear", "inputBytes": 8.0, "weightBytes": 4.0, "denseBytes": 4.0, "waitsForCommit": True}
+        layer |= {"residentBytes": 1e6, "activationBytes": 1e3}
         layer["pools"] = {
             name: {
                 "computeSeconds": 0.1,

@@ -47,7 +47,6 @@ BAD: list[tuple[str, list[Any]]] = [
     ("batchSize", [*COUNT, MISSING]),
     ("globalBatchSize", [v for v in COUNT if v is not None]),
     ("microBatches", COUNT),
-    ("pipelineDrains", [0, 1, "true", None, []]),
     ("samples", [*POSITIVE, MISSING]),
     ("minSamplesPerSecond", [*NOT_NEGATIVE, None, 1e300]),
     ("maxCostPerHour", [v for v in POSITIVE if v is not None]),
@@ -69,6 +68,8 @@ BAD: list[tuple[str, list[Any]]] = [
     ("layers/1/kind", [1, None, True]),
     ("layers/1/inputBytes", NOT_NEGATIVE),
     ("layers/1/weightBytes", NOT_NEGATIVE),
+    ("layers/1/denseBytes", NOT_NEGATIVE),
+    ("layers/1/waitsForCommit", [0, 1, "true", None, []]),
     ("layers/1/pools", [{}, {"cpu": {}}, [], "cpu", None, MISSING]),
     (GPU, [1, "x", None, []]),
     (f"{GPU}/computeSeconds", [*POSITIVE, 1e-20, 1e20, MISSING]),
@@ -208,7 +209,8 @@ def test_a_problem_survives_json(seed: int) -> None:
 
 
 def test_optional_fields_survive_json() -> None:
-    value = document(maxCostPerHour=40, globalBatchSize=64, microBatches=4, pipelineDrains=True)
+    value = document(maxCostPerHour=40, globalBatchSize=64, microBatches=4)
+    value["layers"][1] |= {"denseBytes": 128, "waitsForCommit": True}
     value["provenance"] = {"host": "a", "runs": [1, 2]}
     value["layers"][1]["pools"]["gpu"] |= {"spread": 0.03, "derived": "from cpu", "source": "profile"}
     problem = Problem.from_json(value)

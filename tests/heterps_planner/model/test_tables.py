@@ -181,8 +181,13 @@ def test_lines_of_a_table() -> None:
     assert lines([2, 4], [1.0, 1.5])[0] == (0.0, 1.0, 0.0)
 
 
-def test_stages_by_hand_frontier_and_explanation_know_tables() -> None:
-    problem = with_floor(draw(3, 4, 2, 8), 0.7)
+@pytest.mark.parametrize("waits", [False, True])
+def test_stages_by_hand_frontier_and_explanation_know_tables(*, waits: bool) -> None:
+    problem = draw(3, 4, 2, 8)
+    if waits:
+        layers = tuple(replace(layer, waits_for_commit=True) for layer in problem.layers)
+        problem = replace(problem, layers=layers, micro_batches=4)
+    problem = with_floor(problem, 0.7)
     found = plan(problem)
     assert isinstance(found, Plan)
     stages = [{"pool": s.pool, "lastLayer": s.last_layer, "units": s.units} for s in found.stages]
@@ -197,8 +202,10 @@ def test_stages_by_hand_frontier_and_explanation_know_tables() -> None:
     points = frontier(problem, 20).points
     assert points[0].throughput >= problem.min_samples_per_second * (1 - 1e-9)
     assert min(p.cost for p in points) >= found.cost * (1 - 1e-9)
+    assert len(found.stages) > 1
     for stage, budget in zip(found.stages, explain(problem, found).stages, strict=True):
-        slower = max(budget.compute_sequential + budget.compute_parallel, budget.transfer)
+        assert (budget.bubble > 0) == waits
+        slower = max(budget.compute_sequential + budget.compute_parallel + budget.bubble, budget.transfer)
         assert 1 / slower == pytest.approx(stage.throughput)
 
 

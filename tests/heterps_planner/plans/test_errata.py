@@ -49,19 +49,20 @@ def test_every_erratum_has_a_test() -> None:
 
 def test_erratum_11_computing_and_transfer_overlap_but_for_messages_and_the_bubble() -> None:
     computing, transfer = Work(0.001, 0.003), Work(0.002, 0.001)
-    assert stage_seconds_per_sample(computing, transfer, 1) == pytest.approx(0.004)  # 0.007 one after the other
-    assert stage_seconds_per_sample(computing, transfer, 3) == pytest.approx(0.002 + 0.001 / 3)
+    assert stage_seconds_per_sample(computing.on(1), transfer.on(1)) == pytest.approx(0.004)  # 0.007 without overlap
+    assert stage_seconds_per_sample(computing.on(3), transfer.on(3)) == pytest.approx(0.002 + 0.001 / 3)
     stages = [{"pool": "cpu", "lastLayer": 0, "units": 10}, {"pool": "gpu", "units": 1}]
     value = document(minSamplesPerSecond=0)
     overlapping = evaluate(Problem.from_json(value), stages)
-    draining = evaluate(Problem.from_json(value | {"pipelineDrains": True}), stages)
+    layers = [layer | {"waitsForCommit": True} for layer in value["layers"]]
+    draining = evaluate(Problem.from_json(value | {"layers": layers}), stages)
     value["layers"][0]["pools"]["cpu"]["transferProcessorSeconds"] = 0.2
     with_messages = evaluate(Problem.from_json(value), stages)
     assert isinstance(overlapping, Plan)
     assert isinstance(draining, Plan)
     assert isinstance(with_messages, Plan)
     assert 1 / overlapping.throughput == pytest.approx(0.00055)
-    assert 1 / draining.throughput == pytest.approx(0.0005 + 0.00055)  # the gpu waits for all of one batch
+    assert 1 / draining.throughput == pytest.approx(0.0005 + 0.001)  # the gpu waits for all of one batch, on one cpu
     assert 1 / with_messages.throughput == pytest.approx(0.00055 + 0.2 / 2 / 10 / 100)
 
 

@@ -114,6 +114,7 @@ def test_the_optimum_equals_brute_force_with_messages_and_bubbles() -> None:
     for seed in range(60):
         rng = np.random.default_rng(9000 + seed)
         plain = random_problem(rng, 5, 3, most_pods=8, fixed=True, pods=bool(rng.random() < 0.3), specialised=True)
+        plain = with_tables(rng, plain) if seed % 3 == 2 else plain
         problem = with_floor(with_cuts(rng, plain), float(rng.uniform(0.5, 1.0)))
         segments = build_segments(problem)
         result = minimise(segments)

@@ -16,7 +16,7 @@ from heterps_planner.scenarios.evaluate import evaluate
 from heterps_planner.search import sweep
 from heterps_planner.search.servers import cheapest_at, minimise
 from tests.heterps_planner.helpers.every_plan import every_plan
-from tests.heterps_planner.helpers.problems import random_problem, with_tables, with_waits
+from tests.heterps_planner.helpers.problems import random_problem, with_cuts, with_tables, with_waits
 
 # For 100 samples: 1 ms fixed, 20 ms that workers share, 2 ms of waiting for one server, which works 20 ms for them.
 LAYER = Layer("table", {"cpu": LayerTimes(0.023, 20 / 22, compute_fixed_seconds=0.001, server_seconds=0.002)})
@@ -99,7 +99,7 @@ def test_a_floor_that_no_number_of_servers_reaches_is_refused() -> None:
 def test_the_number_of_servers_is_the_best_of_all(seed: int) -> None:
     rng = np.random.default_rng(700 + seed)
     problem = random_problem(rng, int(rng.integers(1, 4)), int(rng.integers(1, 3)), most_pods=6, pods=bool(seed % 2))
-    problem = with_waits(rng, problem)
+    problem = with_waits(rng, with_cuts(rng, problem) if seed % 3 else problem)
     everything = every_plan(problem)
     best = float(everything.throughput.max(initial=1.0))
     problem = replace(problem, min_samples_per_second=best * float(rng.choice([0.0, 0.5, 0.9, 1.01])))

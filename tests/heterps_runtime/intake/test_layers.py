@@ -27,9 +27,10 @@ def test_layers_are_top_level_calls_with_their_kind_parameters_and_bytes() -> No
     ]
     assert [layer.kind for layer in model.layers[-4:]] == ["ReLU", "Linear", "ReLU", "Linear"]
     assert model.layers[5].weight_bytes == 997 * 4 * 4
+    assert model.layers[5].dense_bytes == 0
     assert model.layers[5].tables == (5,)
     assert model.layers[6].parameters == ("mlp.0.weight", "mlp.0.bias")
-    assert model.layers[6].weight_bytes == (27 * 16 + 16) * 4
+    assert model.layers[6].weight_bytes == model.layers[6].dense_bytes == (27 * 16 + 16) * 4
     assert "cat" in model.layers[5].nodes, "a function belongs to the layer begun before it"
     assert model.inputs == (*Flights.ROWS, "dense")
     assert model.tables[5] == Table(5, "embeddings.tail.weight", 997, 4, None)

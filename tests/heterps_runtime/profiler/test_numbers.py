@@ -33,6 +33,7 @@ def _layer(
         "Linear",
         8.0,
         16.0,
+        12.0,
         LayerBytes(48.0, 24.0),
         {n: Reading(line.at(n), spread) for n in sizes},
         {n: Reading(rows * n / BATCH, spread) for n in sizes},

@@ -43,7 +43,7 @@ def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stag
     Raises:
         ValueError: plan and problem do not fit together.
     """
-    problem = {**problem, "pipelineDrains": False}
+    problem = {**problem, "layers": [{**layer, "waitsForCommit": False} for layer in problem["layers"]]}
     parsed = Problem.from_json(problem)
     segments = build_segments(parsed)
     if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or len(stages) != len(plan.stages):
