@@ -27,7 +27,8 @@ from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.model.servers import ParameterServer
 from heterps_planner.plans.plan import Infeasible, Plan, choice_of
-from heterps_planner.search.points import lowest_throughput
+from heterps_planner.plans.robust import robustness
+from heterps_planner.search.points import Choice, lowest_throughput
 from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor
 
@@ -192,6 +193,25 @@ def test_a_bubble_counts_in_the_time_of_a_stage_and_in_its_pods() -> None:
         assert segments.pods(np.array([1 / seconds]))[0, 2, 2, 0] == pods
     alone = build_segments(replace(problem, micro_batches=1))
     assert alone.stage_time(2, 2, 0, 4) == pytest.approx(0.001 + 0.003), "nothing overlaps in one micro-batch"
+
+
+def test_parts_of_a_problem_and_longer_times_keep_their_bubbles() -> None:
+    problem = random_problem(np.random.default_rng(3), 4, 3)
+    segments = build_segments(replace(waiting(problem, True, True, True, True), micro_batches=4))
+    other = segments.of_pools(np.array([2, 0]))
+    longer = segments.scaled(np.full(segments.seq_LLT.shape, 1.5))
+    assert segments.bubble_LLT is not None
+    assert other.stage_time(1, 2, 0, 2) == segments.stage_time(1, 2, 2, 2)
+    assert other.stage_time(1, 2, 1, 2) == segments.stage_time(1, 2, 0, 2)
+    assert longer.with_bubble(1.5, 1, 2, 0) == pytest.approx(1.5 * segments.with_bubble(1.0, 1, 2, 0))
+
+
+def test_a_bubble_makes_it_less_likely_that_a_stage_keeps_the_floor() -> None:
+    """The slowest of two stages works for 0.004 s per sample, and the bubble is 0.00075 s."""
+    problem = replace(THREE, pools=(Pool("cpu", "CPU", 1.0, 10),), min_samples_per_second=1 / 0.0044)
+    choice = Choice(((0, 1, 0), (2, 2, 0)), (1, 1), 0, 1 / 0.0044, 2.0)
+    assert robustness(problem, choice, 0.1).confidence > 0.75
+    assert robustness(waiting(problem, True, True, True), choice, 0.1).confidence < 0.25
 
 
 def test_a_bubble_is_that_of_the_fastest_pool_without_waiting_for_servers() -> None:
