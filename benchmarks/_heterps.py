@@ -151,6 +151,7 @@ def on_cores(
     precision: str = "fp32",
     wire: str = "full",
     consistency: str = "hybrid",
+    warmup: int | None = None,
     servers: int = 1,
     server: Mapping[str, Any] | None = None,
 ) -> HeterPS:
@@ -166,6 +167,7 @@ def on_cores(
         precision: of products.
         wire: precision of rows in messages.
         consistency: of rows.
+        warmup: first steps that read no stale rows; None: the default.
         servers: their number.
         server: other fields of `spec.parameterServer`.
     """
@@ -181,6 +183,8 @@ def on_cores(
         "seed": SEED,
         "consistency": consistency,
     }
+    if warmup is not None:
+        training["stalenessWarmupSteps"] = warmup
     job = click_job("training-speed", variant, files, training)
     job["spec"]["parameterServer"] = {"wirePrecision": wire, **(server or {})}
     stage = stage_document(0, "cpu", 0, NETWORKS[variant].layers - 1, workers, workers)

@@ -1,7 +1,8 @@
 """Training speed of HeterPS on this machine's cores, and the parts of its time. `benchmarks.peers` has other systems.
 
     python -m benchmarks.training_speed [--model deep wide fields] [--rounds 5] [--steps 70] [--precision fp32 bf16]
-                                        [--consistency hybrid sync] [--wire full fp16] [--output table|json]
+                                        [--consistency hybrid sync] [--warmup 20 0] [--wire full fp16]
+                                        [--output table|json]
 
 Two workers of one thread and one parameter server: the real processes, reading parquet through the job's own cache.
 Throughput is measured by the coordinator's commits. Start-up and the first steps do not count.
@@ -28,6 +29,7 @@ from benchmarks._ratios import ratios, spread
 
 WORKERS = 2
 BATCH = 4096  # per worker
+WARMUP = 20  # the default of training.stalenessWarmupSteps
 
 
 class Variant(NamedTuple):
@@ -35,11 +37,15 @@ class Variant(NamedTuple):
 
     precision: str
     consistency: str
+    warmup: int  # training.stalenessWarmupSteps
     wire: str
 
     def __str__(self) -> str:
         """Its name in tables."""
-        return f"{self.consistency}, {self.precision}" + (f", {self.wire} in messages" if self.wire != "full" else "")
+        name = f"{self.consistency}, {self.precision}"
+        if self.warmup != WARMUP and self.consistency != "sync":
+            name += f", exact for {self.warmup} steps"
+        return name + (f", {self.wire} in messages" if self.wire != "full" else "")
 
 
 def compare(model: str, steps: int, rounds: int, variants: list[Variant]) -> dict[Variant, list[Outcome]]:
@@ -101,12 +107,15 @@ def main() -> None:
     )
     parser.add_argument("--consistency", choices=("hybrid", "sync"), nargs="+", default=["hybrid"], help="of rows")
     parser.add_argument(
+        "--warmup", type=int, nargs="+", default=[WARMUP], help="first steps of hybrid that read no stale rows"
+    )
+    parser.add_argument(
         "--wire", choices=("full", "fp16", "bf16"), nargs="+", default=["full"], help="rows in messages"
     )
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    chosen = itertools.product(options.precision, options.consistency, options.wire)
-    variants = [Variant(precision, consistency, wire) for precision, consistency, wire in chosen]
+    chosen = itertools.product(options.precision, options.consistency, options.warmup, options.wire)
+    variants = [Variant(*one) for one in chosen if one[1] == "hybrid" or one[2] == options.warmup[0]]
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "steps": options.steps, "batchPerWorker": BATCH}
     for model in options.model:
         outcomes = compare(model, options.steps, options.rounds, variants)

@@ -57,6 +57,7 @@ class RunConfig:
     steps: int | None
     consistency: Consistency
     max_staleness: int  # in commits; 0 in sync
+    staleness_warmup: int  # steps at the beginning of training whose reads are not stale
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
@@ -202,6 +203,7 @@ class RunConfig:
             steps=training.get("steps"),
             consistency=consistency,
             max_staleness=0 if consistency == "sync" else training["maxStaleness"],
+            staleness_warmup=training.get("stalenessWarmupSteps", 0),
             dense_optimizer=training["optimizer"]["dense"],
             sparse_optimizer=training["optimizer"]["sparse"],
             seed=training["seed"],

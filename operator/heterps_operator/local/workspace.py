@@ -141,7 +141,9 @@ def fingerprints(configuration: Json) -> dict[str, str]:
     # Without fields that a job does not use: a later release has more of them, and goes on with the same state.
     unused = {"cache"} if job["data"].get("access") == "Streamed" else {"cache", "access", "windowRows"}
     data = {key: value for key, value in job["data"].items() if key not in unused and (key, value) != ("tensors", [])}
-    model = [job["model"], data, job["training"]]
+    # The warm-up of the staleness, too: an earlier release had none, and what it trained goes on.
+    training = {key: value for key, value in job["training"].items() if key != "stalenessWarmupSteps"}
+    model = [job["model"], data, training]
     plan = [
         job.get("objective"),
         job.get("scheduling"),

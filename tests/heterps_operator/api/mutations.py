@@ -87,6 +87,7 @@ FULL_JOB: Json = {
             "epochs": 1,
             "consistency": "hybrid",
             "maxStaleness": 4,
+            "stalenessWarmupSteps": 10,
             "precision": "Auto",
             "allowedPrecisions": ["bf16"],
             "denseExchange": "AllReduce",

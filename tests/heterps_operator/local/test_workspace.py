@@ -26,7 +26,7 @@ def test_the_status_of_a_running_job_survives_its_file(tmp_path: Path) -> None:
 def test_a_run_of_a_release_with_fewer_fields_goes_on() -> None:
     job = {
         "model": {},
-        "training": {},
+        "training": {"seed": 1},
         "pools": [],
         "data": {"train": "a", "dense": ["x"], "cache": {"maxBytes": "1Gi"}},
     }
@@ -35,6 +35,10 @@ def test_a_run_of_a_release_with_fewer_fields_goes_on() -> None:
         return fingerprints({"job": {"spec": {**job, "data": {**job["data"], **data}}}, "pools": []})  # type: ignore[dict-item]
 
     assert prints(tensors=[]) == prints()
+    later = {**job, "training": {"seed": 1, "stalenessWarmupSteps": 20}}
+    assert fingerprints({"job": {"spec": later}, "pools": []}) == prints(), "an earlier release had no warm-up"
+    later = {**job, "training": {"seed": 2}}
+    assert fingerprints({"job": {"spec": later}, "pools": []})["training"] != prints()["training"]
     assert prints(tensors=[{"name": "image"}])["training"] != prints()["training"]
     assert prints(access="Cached", windowRows=5) == prints()
     streamed = [prints(access="Streamed", windowRows=rows)["training"] for rows in (5, 6)]

@@ -58,6 +58,7 @@ class World:
         settings: dict[str, Any] = {
             "consistency": "sync",
             "max_staleness": 0,
+            "staleness_warmup": 0,
             "steps": TOTAL,
             "epochs": None,
             "checkpoint_every": EVERY,

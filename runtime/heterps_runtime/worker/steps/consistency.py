@@ -17,22 +17,36 @@ class Reads:
         ordered: micro-batches are computed in a fixed order, so that runs are reproducible.
         dense_lag: staleness of dense parameters, in commits.
         rows_lag: staleness of rows, in commits.
+        warmup: steps at the beginning of training whose reads are not stale.
     """
 
     ordered: bool
     dense_lag: int
     rows_lag: int
+    warmup: int
 
     @classmethod
     def of(cls, config: RunConfig) -> Reads:
         """The mode of a job."""
         lag = config.max_staleness
-        return cls(config.consistency == "sync", lag if config.consistency == "async" else 0, lag)
+        dense_lag = lag if config.consistency == "async" else 0
+        return cls(config.consistency == "sync", dense_lag, lag, config.staleness_warmup)
 
     @property
     def overlapping(self) -> bool:
         """Whether a step may use parameters while a later commit changes them."""
         return self.dense_lag > 0
+
+    def dense_version(self, step: int) -> int:
+        """The least version of dense parameters that a step may read."""
+        return self._version(step, self.dense_lag)
+
+    def rows_version(self, step: int) -> int:
+        """The least version of rows that a step may read."""
+        return self._version(step, self.rows_lag)
+
+    def _version(self, step: int, lag: int) -> int:
+        return step if step < self.warmup else max(0, step - lag)
 
     def steps_ahead(self, *, dense: bool) -> int:
         """Steps that may be computed after the first uncommitted one; `dense`: whether they read dense parameters."""

@@ -253,8 +253,8 @@ class Engine:
         run = StepRun(
             step=step,
             training=training,
-            dense_version=max(0, step - self._reads.dense_lag) if training else self.committed,
-            rows_version=max(0, step - self._reads.rows_lag) if training else self.committed,
+            dense_version=self._reads.dense_version(step) if training else self.committed,
+            rows_version=self._reads.rows_version(step) if training else self.committed,
             expected=tuple(m.index for m in self._schedule.mine(step)),
             batch_size=self._schedule.batches.size(step),
         )
