@@ -1,7 +1,7 @@
 """A training job of an image model on confined nodes: real processes of the runtime.
 
 The job is a manifest of `examples/balancenet`, its processes are those that a controller starts: a coordinator, a
-parameter server and, in the nodes, the workers. Their figures are scraped as the operator does it.
+parameter server and, in the nodes, the workers. Their figures are read as the operator does it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from experiments.image_data import EXAMPLE, manifest_documents
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.loop.coordinator_client import CoordinatorClient
-from heterps_operator.measure.measurement import Meter, Scraping
 from heterps_operator.state.values import CoordinatorView, SubmitAllocation, SubmitPlan
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
@@ -117,8 +116,7 @@ class ImageJob(BalancedJob):
 
     def _look(self) -> CoordinatorView:
         self._check()
-        view = CoordinatorView.from_json(self._client.status())
-        return self._meter.measure(view, self._client)[0]
+        return CoordinatorView.from_json(self._client.status())
 
     def _send(self, action: SubmitAllocation) -> None:
         self._client.send(action)
@@ -132,7 +130,6 @@ class ImageJob(BalancedJob):
         address = str(json.loads(ready.read_text())["http"])
         self._environment[ENV_COORDINATOR] = address
         self._client = CoordinatorClient(address, self._token, timeout_seconds=10.0)
-        self._meter = Meter(Scraping())
         self._client.send(SubmitPlan(self._plan, 1))
         self._run("ps", "--index", "0", "--pool", "cpu", "--host", HUB)
         for index in range(self._count):

@@ -94,7 +94,7 @@ def _setting() -> str:
         "link*: homogeneous, but the last worker's link is limited by tc's token bucket, so that the gradients take "
         f"{TRANSFER_SECONDS:g} s each way. *Small memory*: homogeneous, but the last worker may use only 2 % more "
         f"memory than it does at an even split. Samples of a step, under every policy: {batches}.\n\n"
-        "The division is that of the operator's own controller, fed with the workers' scraped metrics. Each policy "
+        "The division is that of the operator's own controller, fed with the workers' figures. Each policy "
         "begins with an even split and knows nothing of the workers; steps are measured once it has settled "
         f"(`minGainPercent: {MIN_GAIN_PERCENT}`). The "
         "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a "

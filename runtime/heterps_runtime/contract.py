@@ -70,7 +70,7 @@ PATH_STOP = "/v1/stop"  # POST: write a checkpoint, then end all members
 PATH_FAIL = "/v1/fail"  # POST {"reason", "message"}: end all members, the job has failed
 PATH_SHUTDOWN = "/v1/shutdown"  # POST: end the coordinator
 
-# --- series of the coordinator's /metrics that the controller reads (all of them: docs/metrics.md) --------------------
+# --- series of the coordinator that the controller may read from a Prometheus server (all: docs/metrics.md) -----------
 METRIC_MEASURED = "heterps_training_measured_timestamp_seconds"  # Unix time of the other series
 METRIC_GENERATION = "heterps_training_generation"  # of members, as in the status
 METRIC_THROUGHPUT = "heterps_training_samples_per_second"

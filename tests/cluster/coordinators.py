@@ -46,7 +46,8 @@ class Job:
                 self.members.append(
                     {"name": contract.worker_name(number, index), "role": "worker", **heard, "stage": number,
                      "index": index, "pool": stage["pool"], "batchSize": share, "stepSeconds": 0.01,
-                     "computeSeconds": 0.008, "waitSeconds": 0.002}
+                     "computeSeconds": 0.008, "waitSeconds": 0.002,
+                     "totals": {"memory": 5e8, "operations": 3e4, "round-trip": 0.004}}
                 )  # fmt: skip
         self.phase, self.began = contract.JobPhase.TRAINING, time.time()
 
@@ -65,7 +66,8 @@ class Job:
         """Return the status document."""
         steps = int((time.time() - self.began) * _STEPS_PER_SECOND) if self.members else 0
         return {
-            "phase": self.phase, "message": "", "generation": 1, "committedSteps": steps, "totalSteps": _TOTAL_STEPS,
+            "phase": self.phase, "time": time.time(), "message": "", "generation": 1,
+            "committedSteps": steps, "totalSteps": _TOTAL_STEPS,
             "epoch": 0, "epochs": 1, "globalBatchSize": GLOBAL_BATCH_SIZE, "samples": steps * GLOBAL_BATCH_SIZE,
             "resumedFromStep": None, "loss": 0.7 / (1 + 1e-4 * steps), "samplesPerSecond": self.samples_per_second,
             "expectedMembers": [member["name"] for member in self.members], "members": self.members,
@@ -74,24 +76,6 @@ class Job:
             "checkpoint": {"lastStep": steps // 10_000 * 10_000, "path": "/shared", "failures": 0, "lastError": ""},
             "evaluation": None, "model": None, "events": [], "error": None,
         }  # fmt: skip
-
-    def metrics(self) -> str:
-        """Return the series that the operator reads."""
-        lines = [
-            f"{contract.METRIC_MEASURED} {time.time()}",
-            f"{contract.METRIC_GENERATION} 1",
-            f"{contract.METRIC_THROUGHPUT} {self.samples_per_second}",
-        ]
-        for number, stage in enumerate(self.stages):
-            lines.append(f'{contract.METRIC_STAGE_THROUGHPUT}{{stage="{number}",pool="{stage["pool"]}"}} 61000')
-        for member in self.members:
-            if member["role"] == "worker":
-                place = f'stage="{member["stage"]}",pool="{member["pool"]}",worker="{member["index"]}"'
-                lines.append(f"{contract.METRIC_BATCH_SIZE}{{{place}}} {member['batchSize']}")
-                for activity in ("step", "compute", "wait"):
-                    series = f'{contract.METRIC_STEP_SECONDS}{{{place},activity="{activity}"}}'
-                    lines.append(f"{series} {member[f'{activity}Seconds']}")
-        return "\n".join(lines) + "\n"
 
 
 JOBS: dict[str, Job] = {}
@@ -104,8 +88,6 @@ async def answer(request: web.Request) -> web.Response:
     match request.method, request.path:
         case "GET", contract.PATH_STATUS:
             return web.json_response(job.status())
-        case "GET", contract.PATH_METRICS:
-            return web.Response(text=job.metrics())
         case "GET", contract.PATH_PROFILES:
             return web.json_response({})
         case "PUT", contract.PATH_PLAN:

@@ -61,7 +61,7 @@ class OperatorContext:
     clock: Callable[[], float] = steady_time
     monotonic: Callable[[], float] = time.monotonic  # for the silence of coordinators
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
-    # Source of a job's throughput and speeds, by namespace and name; None: its coordinator's metrics.
+    # Source of a job's throughput and speeds, by namespace and name; None: its coordinator's status.
     measurement: Callable[[str, str], Measurement | None] = lambda namespace, name: None
     connect: Callable[[str, str], Coordinator] = CoordinatorClient  # to a coordinator, by address and token
     make_planner: Callable[..., Planner] = QueuedPlanner

@@ -18,7 +18,7 @@ from heterps_operator.documents import Json
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Queue, Substrate
-from heterps_operator.measure.measurement import Measurement, Meter, Scraping
+from heterps_operator.measure.measurement import Measurement, Meter
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.prices import PriceHistory, PriceStep
@@ -82,7 +82,7 @@ class ControlLoop:
         bill: what was charged so far.
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
         connect: opens a client of the coordinator at an address, with the job's token.
-        measurement: of throughput and workers' speeds; None: the coordinator is scraped.
+        measurement: of throughput and workers' speeds; None: those of the coordinator's status.
         queue: admits the job's processes; None: they start when the pools have units for them.
         save_seconds: between two savings while only the bill grows.
         clock: Unix seconds.
@@ -124,7 +124,7 @@ class ControlLoop:
         self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._meter = Meter(measurement or Scraping(), clock)
+        self._meter = None if measurement is None else Meter(measurement, clock)
         self._client: Coordinator | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
@@ -270,8 +270,8 @@ class ControlLoop:
             self._unreadable = error.malformed
             return None
         self._last_contact, self._waited_in_vain, self._unreadable = self._monotonic(), 0, False
-        if view.phase == JobPhase.TRAINING:
-            view, warnings = self._meter.measure(view, self._client)
+        if self._meter is not None and view.phase == JobPhase.TRAINING:
+            view, warnings = self._meter.measure(view, address)
             self._pending += warnings
         return view
 

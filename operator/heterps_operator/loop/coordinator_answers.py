@@ -2,11 +2,12 @@
 
 A coordinator runs an image of the user, so its answers are checked like objects of strangers
 (`kubernetes.reading.readable`). Only the fields named here are kept: what follows may rely on their types, and what the
-operator stores of a job stays small.
+operator stores of a job stays small. A member's totals are read and not kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from heterps_operator.api.shapes import Shape, fields, items, matching, number, optional, real, table, text
@@ -44,6 +45,7 @@ _MEMBER: dict[str, Shape] = {
     "waitSeconds": _SECONDS,
     "silentSeconds": _SECONDS,
 }
+_TOTALS: dict[str, Shape] = {"operations": _RATE, "memory": _RATE, "round-trip": _SECONDS}
 _STAGE: dict[str, Shape] = {
     "name": text(most=253),
     "pool": text(most=253),
@@ -90,6 +92,7 @@ _STATUS: dict[str, Shape] = {
     "model": text(most=4096),
     "error": fields(_ERROR, required=("reason", "message")),
     **{key: items(fields(shapes, required), most) for key, (shapes, required, most) in _LISTS.items()},
+    "members": items(fields({**_MEMBER, "totals": fields(_TOTALS)}, ("name",)), _MOST_MEMBERS),
 }
 _CHECK_STATUS = fields(_STATUS, required=("phase",))
 
@@ -105,7 +108,7 @@ def read_status(document: Json) -> CoordinatorView:
     for key, (shapes, _, _) in _LISTS.items():
         if kept.get(key):
             kept[key] = [{name: entry[name] for name in shapes if name in entry} for entry in kept[key]]
-    return CoordinatorView.from_json(kept)
+    return replace(CoordinatorView.from_json(document), document=kept)
 
 
 def read_profiles(document: Json) -> dict[str, Any]:

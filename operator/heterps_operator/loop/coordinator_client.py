@@ -7,14 +7,13 @@ dead, hung, starting, or answers with anything. The form of an answer is checked
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from heterps_operator.documents import Json
 from heterps_operator.measure.http_requests import HttpConnection, NoResponseError
-from heterps_operator.measure.measurement import MeasurementError
 from heterps_operator.state.values import Action, FailJob, ReportLost, RequestStop, Shutdown
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan
@@ -27,7 +26,6 @@ __all__ = ["CoordinatorClient", "CoordinatorError"]
 # A status has 230 to 300 bytes of each member: 2 MiB are 7,000 of them. Parsed, an answer may take 30 times as much
 # memory.
 _MOST_BYTES = 2 * 1024 * 1024
-_MOST_BYTES_OF_SERIES = 4 * 1024 * 1024  # 5,000 workers
 
 
 class CoordinatorError(Exception):
@@ -78,19 +76,6 @@ class CoordinatorClient:
         """Measured profiles, by pool."""
         return self._call("GET", contract.PATH_PROFILES)
 
-    def metrics(self, names: Iterable[str]) -> str:
-        """The coordinator's Prometheus series of these names, as text.
-
-        Raises:
-            MeasurementError: no answer, or a refusal.
-        """
-        query = urlencode([("name[]", name) for name in names])  # all series are several times as long
-        target = f"{contract.PATH_METRICS}?{query}"
-        try:
-            return self._text("GET", target, accept="text/plain", most_bytes=_MOST_BYTES_OF_SERIES)
-        except CoordinatorError as error:
-            raise MeasurementError(str(error)) from error
-
     def send(self, action: Action) -> None:
         """Carry out an action that is a request to the coordinator.
 
@@ -127,24 +112,17 @@ class CoordinatorClient:
             raise CoordinatorError(f"{method} {path}: the response is not a JSON object", malformed=True)
         return document
 
-    def _text(
-        self,
-        method: str,
-        target: str,
-        body: Json | None = None,
-        accept: str = "application/json",
-        most_bytes: int = _MOST_BYTES,
-    ) -> str:
+    def _text(self, method: str, path: str, body: Json | None = None) -> str:
         """Send a request and return the body of its response."""
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": accept}
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
         payload = None
         if body is not None:
             payload = json.dumps(body)
             headers["Content-Type"] = "application/json"
-        request = f"{method} {target.partition('?')[0]}"
+        request = f"{method} {path}"
         try:
             response = self._connection.send(
-                method, target, headers=headers, timeout=self._timeout, most_bytes=most_bytes, body=payload
+                method, path, headers=headers, timeout=self._timeout, most_bytes=_MOST_BYTES, body=payload
             )
         except NoResponseError as error:
             raise CoordinatorError(f"{request}: {self.address} {error}") from error

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from heterps_operator.documents import Json
-from heterps_operator.measure.measurement import Scraped
 from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.values import (
     Action,
@@ -69,8 +68,13 @@ class Queue(Protocol):
         ...
 
 
-class Coordinator(Scraped, Protocol):
-    """A job's coordinator. Its own methods raise CoordinatorError if there is no answer, or a refusal."""
+class Coordinator(Protocol):
+    """A job's coordinator. Its methods raise CoordinatorError if there is no answer, or a refusal."""
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`, or https."""
+        ...
 
     def status(self) -> dict[str, Any]:
         """The job as the coordinator sees it."""

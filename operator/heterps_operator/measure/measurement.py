@@ -1,24 +1,20 @@
-"""Speed of a job and its workers, from the coordinator's Prometheus series, scraped or queried from a server.
+"""Speed of a job and its workers, from a Prometheus server instead of the coordinator's status document.
 
 The coordinator's `/metrics` contains every worker's figures, so a job is one target. Decisions about batch sizes and
-units use only these series; members and progress come from the status document. Figures are used together or not at
-all: a worker's seconds are valid only with the batch size at which they were measured.
+units then use only these series; members and progress come from the status document. Figures are used together or not
+at all: a worker's seconds are valid only with the batch size at which they were measured.
 """
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import math
-import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
@@ -35,11 +31,8 @@ __all__ = [
     "MeasurementError",
     "Meter",
     "PrometheusServer",
-    "Scraped",
-    "Scraping",
     "WorkerFigures",
     "measured",
-    "read_figures",
 ]
 
 _ACTIVITIES = ("step", "compute", "wait")
@@ -53,13 +46,6 @@ _NAMES = (
     contract.METRIC_STEP_SECONDS,
     *_METERS,
 )
-# A sample with its labels, and a label: https://prometheus.io/docs/instrumenting/exposition_formats/. The parser of
-# prometheus_client takes ten times as long, half the time of a turn.
-_LINE = re.compile(r"(\w+)(?:\{(.*)\})?[ \t]+([^ \t]+)(?:[ \t]+-?\d+)?[ \t]*")
-_LABEL = re.compile(r'[ \t]*(\w+)="((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
-# The time of the expressions grows with the square of a line's length, and labels are cached. The names of namespace
-# and job have 126 characters at most.
-_LONGEST_LINE = 1_000
 _MOST_BYTES = 16 * 1024 * 1024  # of a Prometheus server's answer
 _RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slow down every turn
 _PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
@@ -104,23 +90,6 @@ class _Sample(NamedTuple):  # thousands are created per second
     value: float
 
 
-class Scraped(Protocol):
-    """A coordinator, as far as it is measured."""
-
-    @property
-    def address(self) -> str:
-        """`http://host:port`, or https."""
-        ...
-
-    def metrics(self, names: Iterable[str]) -> str:
-        """Return its series of these names, as Prometheus text.
-
-        Raises:
-            MeasurementError: no answer, or a refusal.
-        """
-        ...
-
-
 class Measurement(Protocol):
     """A source of one job's figures.
 
@@ -133,8 +102,8 @@ class Measurement(Protocol):
         """See above."""
         ...
 
-    def read(self, coordinator: Scraped) -> Figures:
-        """Return the current figures of the job of a coordinator.
+    def read(self) -> Figures:
+        """Return the current figures of the job.
 
         Raises:
             MeasurementError: no figures are available; the message names the fix.
@@ -185,40 +154,6 @@ def _measured_member(member: MemberView, figures: Figures) -> MemberView:
     )
 
 
-def read_figures(text: str) -> Figures:
-    """Parse the coordinator's `/metrics`.
-
-    Raises:
-        MeasurementError: the text is not in the Prometheus format, or lacks the coordinator's series.
-    """
-    return _gather([_read_sample(line.rstrip("\n")) for line in io.StringIO(text) if line.startswith(_NAMES)])
-
-
-def _read_sample(line: str) -> _Sample:
-    """Parse a line of Prometheus text. Escapes in labels stay, as the labels used here have none."""
-    found = _LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
-    if found is not None:
-        name, inside, value = found.groups()
-        labels = _read_labels(inside or "")
-        if labels is not None:
-            try:
-                return _Sample(name, labels, float(value))
-            except ValueError:
-                pass
-    raise MeasurementError(f"the response is not in the Prometheus text format: {line[:200]!r}")
-
-
-@functools.lru_cache(maxsize=4096)  # the same in each response, and similar for most jobs
-def _read_labels(text: str) -> Mapping[str, str] | None:
-    """Parse the text between braces; None if it is not labels."""
-    labels, end = {}, 0
-    for label in _LABEL.finditer(text):
-        if label.start() != end:
-            break
-        labels[label[1]], end = label[2], label.end()
-    return MappingProxyType(labels) if end == len(text) else None
-
-
 def _gather(samples: Iterable[_Sample]) -> Figures:
     """Collect the figures of one coordinator from samples; impossible values and labels are ignored."""
     single: dict[str, float] = {}
@@ -257,20 +192,6 @@ def _gather(samples: Iterable[_Sample]) -> Figures:
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
-
-
-class Scraping:
-    """Scrapes the coordinator itself."""
-
-    pause_seconds = 1.0
-
-    def read(self, coordinator: Scraped) -> Figures:
-        """See `Measurement.read`."""
-        text = coordinator.metrics(_NAMES)
-        try:
-            return read_figures(text)
-        except MeasurementError as error:
-            raise MeasurementError(f"{coordinator.address}{contract.PATH_METRICS}: {error}") from error
 
 
 class PrometheusServer:
@@ -377,8 +298,8 @@ class _JobAtPrometheus:
         self._monotonic = monotonic
         self._changed: dict[Target, tuple[float, float]] = {}  # the coordinator's time, and when it was new here
 
-    def read(self, coordinator: Scraped) -> Figures:
-        """See `Measurement.read`; the coordinator itself is not asked."""
+    def read(self) -> Figures:
+        """See `Measurement.read`."""
         found, now = self._server.figures(self._namespace, self._job), self._monotonic()
         before, self._changed = self._changed, {}
         for target, figures in found.items():
@@ -435,27 +356,27 @@ class Meter:
         self._since: float | None = None  # start of the source's outage
         self._told = False
 
-    def measure(self, view: CoordinatorView, coordinator: Scraped) -> tuple[CoordinatorView, tuple[Event, ...]]:
+    def measure(self, view: CoordinatorView, address: str) -> tuple[CoordinatorView, tuple[Event, ...]]:
         """Put the current figures into a view.
 
         Args:
             view: view of a training coordinator.
-            coordinator: the same coordinator.
+            address: of that coordinator. The figures of one are not those of the next.
 
         Returns:
             The view, with nothing measured while the source does not answer, and a warning if that lasts.
         """
         now = self._clock()
         events: tuple[Event, ...] = ()
-        if coordinator.address != self._address:
-            self._address, self._figures, self._next = coordinator.address, None, 0.0
+        if address != self._address:
+            self._address, self._figures, self._next = address, None, 0.0
         if now >= self._next:
-            events = self._read(coordinator, now)
+            events = self._read(now)
         return measured(view, self._figures), events
 
-    def _read(self, coordinator: Scraped, now: float) -> tuple[Event, ...]:
+    def _read(self, now: float) -> tuple[Event, ...]:
         try:
-            self._figures = self._source.read(coordinator)
+            self._figures = self._source.read()
         except MeasurementError as error:
             self._figures, self._next = None, self._clock() + max(_RETRY_SECONDS, self._source.pause_seconds)
             self._since = now if self._since is None else self._since

@@ -378,9 +378,7 @@ class MetricsServer:
         except OSError as error:
             text = f"cannot listen on it ({error.strerror}); choose another port"
             raise UsageError(f"--metrics-port {port}: {text}") from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="metrics", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     @property

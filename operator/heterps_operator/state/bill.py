@@ -12,7 +12,7 @@ price changes in between, each part is charged with the price that was in force 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -72,7 +72,7 @@ class Bill:
             The bill up to `now`.
         """
         since = self.billed_until
-        lines = {(line.pool, line.price_per_unit_hour): line for line in self.lines}
+        charged = {(line.pool, line.price_per_unit_hour): line.unit_microseconds for line in self.lines}
         for process in processes:
             pool = process.spec.pool
             if pool is None or process.spec.units == 0:
@@ -82,13 +82,13 @@ class Bill:
             if end <= begin:
                 continue
             for first, last, price in periods(prices[pool], begin, end, self.prices.get(pool)):
-                line = lines.get((pool, price)) or BillLine(pool, price)
                 # Rounding the two ends, not their difference, lets adjacent intervals add up exactly.
                 microseconds = (round(last * 1e6) - round(first * 1e6)) * process.spec.units
-                lines[pool, price] = replace(line, unit_microseconds=line.unit_microseconds + microseconds)
+                charged[pool, price] = charged.get((pool, price), 0) + microseconds
         until = now if since is None else max(now, since)
         present = {pool: _price_at(history, until, self.prices.get(pool)) for pool, history in prices.items()}
-        return Bill(tuple(lines[key] for key in sorted(lines)), until, present)
+        lines = tuple(BillLine(pool, price, time) for (pool, price), time in sorted(charged.items()))
+        return Bill(lines, until, present)
 
     def to_json(self) -> dict[str, Any]:
         """The bill for reports and the state file; decimals as strings."""

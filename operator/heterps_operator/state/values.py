@@ -6,6 +6,7 @@ All times are Unix seconds, set by the observer: no value here reads a clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,7 +141,7 @@ class MemberView:
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
-    operations_per_second: float = 0.0  # these three from the job's metrics; 0: not measured
+    operations_per_second: float = 0.0  # 0: not measured, as the following
     memory_bytes: float = 0.0
     round_trip_seconds: float = 0.0  # from its gradients to the answers of the servers
     silent_seconds: float | None = None  # since a process of this name was heard from; None: none ever was
@@ -148,7 +149,10 @@ class MemberView:
     @classmethod
     def from_json(cls, value: Json) -> MemberView:
         """Read an entry of `members` of the coordinator's status."""
-        stage, silent = value.get("stage"), value.get("silentSeconds")
+        stage, silent, totals = value.get("stage"), value.get("silentSeconds"), value.get("totals") or {}
+        batch_size, compute = int(value.get("batchSize") or 0), float(value.get("computeSeconds") or 0.0)
+        operations = float(totals.get("operations") or 0.0)  # of a sample
+        speed = batch_size * operations / compute if compute else 0.0
         return cls(
             name=str(value["name"]),
             role=str(value.get("role", "")),
@@ -157,10 +161,13 @@ class MemberView:
             stage=None if stage is None else int(stage),
             index=int(value.get("index") or 0),
             pool=str(value.get("pool") or ""),
-            batch_size=int(value.get("batchSize") or 0),
+            batch_size=batch_size,
             step_seconds=float(value.get("stepSeconds") or 0.0),
-            compute_seconds=float(value.get("computeSeconds") or 0.0),
+            compute_seconds=compute,
             wait_seconds=float(value.get("waitSeconds") or 0.0),
+            operations_per_second=speed if math.isfinite(speed) else 0.0,
+            memory_bytes=float(totals.get("memory") or 0.0),
+            round_trip_seconds=float(totals.get("round-trip") or 0.0),
             silent_seconds=None if silent is None else float(silent),
         )
 
@@ -189,6 +196,7 @@ class CoordinatorView:
             committed_steps=int(value.get("committedSteps") or 0),
             total_steps=int(value.get("totalSteps") or 0),
             samples_per_second=float(value.get("samplesPerSecond") or 0.0),
+            measured=value.get("time"),
             message=str(value.get("message") or ""),
             error=value.get("error") or None,
         )

@@ -12,7 +12,7 @@ from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_operator.measure import http_requests, measurement
 from heterps_operator.measure.http_requests import HttpConnection, HttpResponse, NoResponseError, send_request
-from heterps_operator.measure.measurement import MeasurementError, PrometheusServer, read_figures
+from heterps_operator.measure.measurement import MeasurementError, PrometheusServer
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.doubles import replaced
 
@@ -20,13 +20,14 @@ _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1"
 _STATUS: dict[str, Any] = {
     "phase": "Training", "message": "m", "generation": 2, "committedSteps": 7, "totalSteps": 9, "loss": 0.5,
     "members": [{"name": "worker-0-0", "role": "worker", "state": "ready", "stage": 0, "index": 0, "pool": "cpu",
-                 "batchSize": 8, "stepSeconds": 0.1, "silentSeconds": 0.0}],
+                 "batchSize": 8, "stepSeconds": 0.1, "computeSeconds": 0.1, "silentSeconds": 0.0,
+                 "totals": {"memory": 5e8, "operations": 3e4, "round-trip": 0.004}}],
     "stages": [{"name": "s", "pool": "cpu", "workers": 1, "samplesPerSecond": 10.0, "busyFraction": 0.5}],
     "events": [{"time": 1.0, "type": "Normal", "reason": "Started", "message": "x"}],
     "checkpoint": {"lastStep": 1, "lastTime": 2.0, "path": "/c", "failures": 0},
     "evaluation": {"auc": 0.7}, "error": {"reason": "NaNLoss", "message": "x"},
 }  # fmt: skip
-_METRICS = b"""# HELP heterps_training_generation of members
+_METRICS = """\
 heterps_training_measured_timestamp_seconds 1.7e+09
 heterps_training_generation 2.0
 heterps_training_samples_per_second 1234.5
@@ -77,15 +78,11 @@ def _read_response(data: bytes) -> None:
         send_request("GET", "http://127.0.0.1/", headers={}, timeout=60.0, most_bytes=1 << 20)
 
 
-def _read_figures(data: bytes) -> None:
-    read_figures(data.decode("utf-8", "replace"))
-
-
 def _query(data: bytes) -> None:
     """Query a Prometheus server whose answer has this body."""
     response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
     with replaced(measurement, "send_request", lambda *_, **__: response):
-        _AT_SERVER.read(_CLIENT)
+        _AT_SERVER.read()
 
 
 def _read_address(data: bytes) -> None:
@@ -96,7 +93,7 @@ def _read_address(data: bytes) -> None:
 def _series() -> list[bytes]:
     """Return the series of `_METRICS` as a query answers with them."""
     found = []
-    for line in _METRICS.decode().splitlines()[1:]:
+    for line in _METRICS.splitlines():
         name, _, value = line.rpartition(" ")
         name, _, labels = name.rstrip("}").partition("{")
         pairs = (label.split("=") for label in labels.split(",") if label)
@@ -119,7 +116,6 @@ TARGETS = [
         Form.JSON,
     ),
     Target("answers.profiles", _read_profiles, (UnreadableError, CoordinatorError), _profiles, Form.JSON),
-    Target("answers.metrics", _read_figures, (MeasurementError,), lambda: [_METRICS], Form.TEXT),
     Target("answers.query", _query, (MeasurementError,), _series, Form.JSON),
     Target(
         "answers.address",

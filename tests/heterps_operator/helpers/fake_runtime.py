@@ -110,7 +110,8 @@ class Job:
         done = self.phase == "Succeeded"
         stages = self.plan["stages"] if self.plan else []
         return {
-            "phase": self.phase, "message": "", "generation": 1, "committedSteps": self.step, "totalSteps": self.total,
+            "phase": self.phase, "time": time.time(), "message": "", "generation": 1,
+            "committedSteps": self.step, "totalSteps": self.total,
             "epoch": 0, "epochs": 1, "globalBatchSize": BATCH, "samples": self.step * BATCH,
             "resumedFromStep": self.resumed, "loss": 0.7 / (1 + 0.01 * self.step),
             "samplesPerSecond": 50_000.0 if self.step else 0.0, "secondsTraining": self.step * 0.01, "numRows": ROWS,
@@ -123,28 +124,6 @@ class Job:
             "requests": self.requests,
         }  # fmt: skip
 
-    def metrics(self) -> str:
-        """Return the series that the control loop reads, in the real coordinator's format."""
-        status, lines = self.status(), []
-
-        def series(name: str, value: float, **labels: object) -> None:
-            named = {"namespace": "", "job_name": CONFIG["job"]["metadata"]["name"], **labels}
-            text = ",".join(f'{key}="{label}"' for key, label in named.items())
-            lines.append(f"heterps_{name}{{{text}}} {value}")
-
-        series("training_measured_timestamp_seconds", time.time())
-        series("training_generation", status["generation"])
-        series("training_samples_per_second", status["samplesPerSecond"])
-        for number, stage in enumerate(status["stages"]):
-            series("stage_samples_per_second", stage["samplesPerSecond"], stage=number, pool=stage["pool"])
-        for member in status["members"]:
-            if member["role"] == "worker":
-                place = {"stage": member["stage"], "pool": member["pool"], "worker": member["index"]}
-                series("worker_batch_size", member["batchSize"], **place)
-                for activity in ("step", "compute", "wait"):
-                    series("worker_step_seconds", member[f"{activity}Seconds"], **place, activity=activity)
-        return "\n".join(lines) + "\n"
-
 
 def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
@@ -152,7 +131,7 @@ def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
             pass
 
         def answer(self, code: int, document: Any) -> None:
-            text = (document if isinstance(document, str) else json.dumps(document)).encode()
+            text = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
@@ -162,9 +141,6 @@ def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
             return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
 
         def handle_request(self) -> None:
-            if self.path.partition("?")[0] == "/metrics":
-                with job.lock:
-                    return self.answer(200, job.metrics())
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return self.answer(401, {"error": "unauthorised"})
             body = self.body()

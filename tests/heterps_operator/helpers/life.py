@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop.coordinator_client import CoordinatorError
-from heterps_operator.measure.measurement import Figures, Scraped
+from heterps_operator.measure.measurement import Figures
 from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.values import (
     Action,
@@ -148,9 +148,6 @@ class Life(World):
 
             def profiles(self) -> Json:
                 return copy.deepcopy(self._coordinator().profiles)
-
-            def metrics(self, names: Iterable[str]) -> str:
-                raise AssertionError("the figures come from another source")
 
             def send(self, action: Action) -> None:
                 coordinator = self._coordinator()
@@ -381,5 +378,5 @@ class _Nothing:
 
     pause_seconds = 1.0
 
-    def read(self, coordinator: Scraped) -> Figures:
+    def read(self) -> Figures:
         return Figures(measured=1.0, generation=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import Any, cast
 
@@ -12,11 +12,11 @@ from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.structure import Structure
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.events import EventRecorder
-from heterps_operator.kubernetes.status import job_status
+from heterps_operator.kubernetes.status import FIGURES, MEASURED, job_status, lasting_facts
 from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Event, Phase
-from heterps_operator.state.values import PodProblem
+from heterps_operator.state.status import Event, Phase, Status
+from heterps_operator.state.values import PodProblem, ProcessView
 from tests.heterps_operator.api.samples import JOB, parsed
 from tests.heterps_operator.helpers.lists import Server
 from tests.heterps_operator.helpers.world import PLAN, World
@@ -164,3 +164,58 @@ def test_classes_have_their_accuracy_in_the_status() -> None:
     found = shown(world)
     assert found["evaluation"] == {"accuracy": "0.750000", "crossEntropy": "0.500000", "samples": 4}
     assert list(Structure(KIND.openapi).faults(KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
+
+
+# --- what lasts -------------------------------------------------------------------------------------------------------
+
+
+def lasting(status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
+    """Return the status without its figures."""
+    document = job_status("tiny", status, Bill(), processes, generation=1, floor=1.0, measured=5.0)
+    for condition in document["conditions"]:
+        condition["message"] = "" if condition["type"] == MEASURED else condition["message"]
+    return {key: value for key, value in document.items() if key not in FIGURES}
+
+
+def test_what_lasts_follows_from_the_lasting_facts_alone() -> None:
+    world = World().training()
+    world.set_phase("Training", committedSteps=50, samplesPerSecond=5e4)
+    world.settle()
+    status, processes = world.status, tuple(world.processes.values())
+    result = {
+        **cast("dict[str, Any]", status.result), "loss": 0.5, "epoch": 1, "model": "/m", "evaluation": {"auc": 0.7},
+        "checkpoint": {"lastStep": 4, "path": "/c", "lastTime": 9.0}, "samples": 7, "totalSteps": 90,
+    }  # fmt: skip
+    status = replace(status, result=result)
+    changed = {
+        field.name: replace(status, **cast("dict[str, Any]", {field.name: object()}))
+        for field in fields(Status)
+        if field.name not in ("conditions", "result")
+    }
+    others: dict[str, Any] = {
+        "committedSteps": 51, "samplesPerSecond": 6e4, "loss": 0.4, "epoch": 2, "samples": 8, "totalSteps": 91,
+        "checkpoint": {"lastStep": 5, "path": "/d"}, "model": "/n", "evaluation": {"auc": 0.8}, "phase": "Evaluating",
+    }  # fmt: skip
+    changed |= {f"result {key}": replace(status, result={**result, key: value}) for key, value in others.items()}
+    for key, value in {"state": "joined", "message": "loads", "silentSeconds": 3.0, "batchSize": 1}.items():
+        members = [{**member, key: value} for member in result["members"]]
+        changed[f"member {key}"] = replace(status, result={**result, "members": members})
+    for condition in status.conditions:
+        for key in ("message", "reason"):
+            told = [
+                replace(c, **cast("dict[str, Any]", {key: "Other"})) if c == condition else c for c in status.conditions
+            ]
+            changed[f"{condition.type} {key}"] = replace(status, conditions=tuple(told))
+    facts = lasting_facts(status, processes, 1)
+    same = {name for name, other in changed.items() if lasting_facts(other, processes, 1) == facts}
+    for name in same:
+        assert lasting(changed[name], processes) == lasting(status, processes), name
+    assert same >= {
+        "series", "speeds", "heard", "history", "result committedSteps", "result samplesPerSecond", "result loss",
+        "result checkpoint", "member silentSeconds", "ThroughputMet message",
+    }  # fmt: skip
+    assert not same & {
+        "phase", "plan", "failure", "result model", "result evaluation", "member state", "member message",
+        "ThroughputMet reason", "PodsReady message",
+    }  # fmt: skip
+    assert lasting_facts(status, processes[1:], 1) != facts != lasting_facts(status, processes, 2)

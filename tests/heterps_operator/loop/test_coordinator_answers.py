@@ -12,7 +12,7 @@ import pytest
 from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
-from heterps_operator.state.values import RequestStop
+from heterps_operator.state.values import CoordinatorView, RequestStop
 from tests.heterps_operator.helpers.documents import running
 from tests.heterps_operator.helpers.hostile_server import Script, drips, floods, hostile, says
 from tests.heterps_operator.helpers.life import Coordinator, Life
@@ -46,10 +46,28 @@ def nested(depth: int) -> bytes:
 
 def test_a_complete_status_is_read_and_unknown_fields_are_left_out() -> None:
     unknown = {"new": 1, "allocation": [[1]]}
-    members = [{**STATUS["members"][0], "figures": {"step": 0.1}}]
+    members = [{**STATUS["members"][0], "figures": {"step": 0.1}, "totals": {"memory": 5e8, "operations": 2e6}}]
     view = read_status({**STATUS, **unknown, "members": members})
     assert view.document == STATUS
-    assert view.members[0].batch_size == 512
+    [member] = view.members
+    assert (member.batch_size, member.memory_bytes, member.operations_per_second) == (512, 5e8, 512 * 2e6 / 0.1)
+
+
+def test_a_status_without_time_and_totals_as_the_first_release_has_it_is_of_now() -> None:
+    view = read_status(STATUS)
+    assert view.measured is None
+    assert (view.members[0].operations_per_second, view.members[0].round_trip_seconds) == (0.0, 0.0), "not measured"
+
+
+def test_totals_that_cannot_be_are_refused_or_harmless() -> None:
+    def told(**changes: Any) -> CoordinatorView:
+        return read_status({**STATUS, "members": [{**STATUS["members"][0], **changes}]})
+
+    [member] = told(totals={"operations": 1e18}, computeSeconds=1e-300, batchSize=2**63 - 1).members
+    assert member.operations_per_second == 0.0, "not infinite"
+    for wrong in ("x", [1], {"memory": -1.0}, {"operations": float("inf")}, {"round-trip": "x"}):
+        with pytest.raises(UnreadableError, match=r"^status\.members\[0\]\.totals"):
+            told(totals=wrong)
 
 
 @pytest.mark.parametrize("values", [WRONG, HUGE], ids=["wrong", "huge"])

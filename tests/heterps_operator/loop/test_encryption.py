@@ -9,11 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
-from heterps_operator.measure.measurement import MeasurementError, Scraping
 from heterps_runtime.tls import server_context
 
 TOKEN = "a token of the tests"
-METRICS = "heterps_training_measured_timestamp_seconds 5\n"
 
 
 class Coordinator(BaseHTTPRequestHandler):
@@ -21,8 +19,7 @@ class Coordinator(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        metrics = self.path.startswith("/metrics")
-        body = METRICS if metrics else f'{{"authorization": "{self.headers["Authorization"]}"}}'
+        body = f'{{"authorization": "{self.headers["Authorization"]}"}}'
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -50,17 +47,13 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-def test_status_and_metrics_are_read_over_tls(address: str) -> None:
-    client = CoordinatorClient(address, TOKEN, 30)
-    assert client.status() == {"authorization": f"Bearer {TOKEN}"}
-    assert Scraping().read(client).measured == 5
+def test_the_status_is_read_over_tls(address: str) -> None:
+    assert CoordinatorClient(address, TOKEN, 30).status() == {"authorization": f"Bearer {TOKEN}"}
 
 
 def test_who_does_not_hold_the_token_gets_the_cause(address: str) -> None:
     with pytest.raises(CoordinatorError, match=r"does not answer \(.*certificate verify failed"):
         CoordinatorClient(address, "the token of another job", 30).status()
-    with pytest.raises(MeasurementError, match=r"does not answer \(.*certificate verify failed"):
-        Scraping().read(CoordinatorClient(address, "the token of another job", 30))
     in_clear = address.replace("https:", "http:")
     with pytest.raises(CoordinatorError, match="does not answer"):
         CoordinatorClient(in_clear, TOKEN, 30).status()

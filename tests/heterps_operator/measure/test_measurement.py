@@ -1,4 +1,4 @@
-"""Decisions about batch sizes and units use Prometheus series, all from one moment or none."""
+"""Decisions about batch sizes and units use figures that are all from one moment, or none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from heterps_operator.errors import UsageError
-from heterps_operator.loop.coordinator_client import CoordinatorClient
+from heterps_operator.loop.coordinator_answers import read_status
 from heterps_operator.measure.measurement import (
     Figures,
     MeasurementError,
     Meter,
     PrometheusServer,
-    Scraped,
-    Scraping,
     WorkerFigures,
     measured,
-    read_figures,
 )
 from heterps_operator.state.values import CoordinatorView
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
+from heterps_runtime.wire.messages import Done, Pulse
 from tests.heterps_operator.helpers.world import World as ReconciledWorld
 from tests.heterps_runtime.helpers.coordinator_world import World
 
 NOW = 1_700_000_000.0
-ABSENT = CoordinatorClient("http://absent:1", "token")  # which a Prometheus server makes unnecessary
 STAGES = [("cpu", 0, 2), ("card", 2, 1)]
 VIEW = {
     "phase": "Training",
@@ -116,59 +112,34 @@ def test_seconds_with_another_batch_size_say_nothing_about_this_one() -> None:
     assert speeds(measured(CoordinatorView.from_json(moved), FIGURES)) == [0, 0.016]
 
 
-# --- text into figures ------------------------------------------------------------------------------------------------
+# --- what a coordinator says ------------------------------------------------------------------------------------------
 
 
-def test_the_coordinators_own_series_are_understood() -> None:
+def test_the_status_of_a_coordinator_and_its_series_say_the_same() -> None:
     world = World(STAGES).begin()
     world.now += 1
     world.step(3)
+    for name, compute in zip(world.workers, (0.5, 0.25, 0.125), strict=True):
+        world.say(name, Pulse(0, "running", {"operations": 1e6, "memory": 5e8, "round-trip": 0.004}))
+        times = {"step": 1.0, "compute": compute, "wait": 1 - compute}
+        world.say(name, Done(world.core.membership.generation, 3, 1.0, True, times))
+    view = read_status(json.loads(json.dumps(describe_job(world.core, world.config, world.now))))
     exported = JobMetrics(world.core, world.config, lambda: world.now).render().decode()
-    figures = read_figures(exported)
-    assert figures.measured == world.now
+    figures = ask(lambda *_: (200, vector((exported, {}))))
     assert figures.generation == world.core.membership.generation == 1
     assert figures.workers == {
-        (0, 0): WorkerFigures(16, 1.0),
-        (0, 1): WorkerFigures(16, 1.0),
-        (1, 0): WorkerFigures(32, 1.0),
+        (0, 0): WorkerFigures(16, 1.0, 0.5, 0.5, 32e6, 5e8, 0.004),
+        (0, 1): WorkerFigures(16, 1.0, 0.25, 0.75, 64e6, 5e8, 0.004),
+        (1, 0): WorkerFigures(32, 1.0, 0.125, 0.875, 256e6, 5e8, 0.004),
     }
-    view = CoordinatorView.from_json(describe_job(world.core, world.config, NOW))
-    found = measured(view, figures)
-    assert replace(found, measured=None) == view, "the status document says the same"
-    assert found.measured == figures.measured
+    assert measured(view, figures) == view
+    assert view.measured == world.now
 
 
 def test_a_scraper_may_choose_series_by_name() -> None:
     world = World(STAGES).begin()
     chosen = JobMetrics(world.core, world.config, lambda: world.now).render({"heterps_worker_batch_size"}).decode()
     assert {line.partition("{")[0] for line in chosen.splitlines() if line[0] != "#"} == {"heterps_worker_batch_size"}
-
-
-WORKER = WorkerFigures(300, 0.02, 0.015, 0.0, 3e9, 5e8, 0.004)
-
-
-def test_only_what_can_be_is_read() -> None:
-    figures = read_figures(text())
-    assert figures == Figures(NOW, 4, 50_000.0, {0: 61_000.0}, {(0, 0): WORKER})
-    for wrong in (math.nan, math.inf, -1.0):
-        assert read_figures(text(compute=wrong)).workers[(0, 0)].compute_seconds == 0
-        assert read_figures(text(samples=wrong)).samples_per_second == 0
-    strange = 'heterps_worker_batch_size{stage="x",pool="cpu",worker="0"} 7\n'
-    assert read_figures(text() + strange) == figures
-
-
-@pytest.mark.parametrize("answer", ["", "<html>sign in</html>\n", "heterps_training_generation 1\n", "python_info 1\n"])
-def test_an_answer_without_the_series_is_an_error(answer: str) -> None:
-    with pytest.raises(MeasurementError, match="there is no series heterps_training_measured_timestamp_seconds"):
-        read_figures(answer)
-
-
-@pytest.mark.parametrize(
-    "line", ["heterps_training_generation{", "heterps_training_generation{a=b} 1", "heterps_training_generation x"]
-)
-def test_an_answer_that_is_no_prometheus_text_is_an_error(line: str) -> None:
-    with pytest.raises(MeasurementError, match="is not in the Prometheus text format"):
-        read_figures(f"{line}\n{text()}")
 
 
 # --- over the network -------------------------------------------------------------------------------------------------
@@ -200,73 +171,6 @@ def serving(answer: Answer) -> Iterator[str]:
         server.server_close()
 
 
-def test_scraping_reads_the_coordinators_metrics() -> None:
-    asked: list[str] = []
-
-    def answer(path: str, headers: Any) -> tuple[int, str]:
-        asked.append(path)
-        return 200, text()
-
-    with serving(answer) as address:
-        assert Scraping().read(CoordinatorClient(address, "token")) == read_figures(text())
-    assert urlsplit(asked[0]).path == "/metrics"
-    assert "heterps_worker_step_seconds" in parse_qs(urlsplit(asked[0]).query)["name[]"]
-
-
-def test_scraping_says_what_went_wrong() -> None:
-    with (
-        serving(lambda *_: (503, "starting")) as address,
-        pytest.raises(MeasurementError, match=r"^GET /metrics: refused with 503: starting$"),
-    ):
-        Scraping().read(CoordinatorClient(address, "token"))
-    with pytest.raises(MeasurementError, match=r"^GET /metrics: http://127.0.0.1:\d+ does not answer \(.*refused\)$"):
-        Scraping().read(CoordinatorClient(address, "token"))
-    with (
-        serving(lambda *_: (200, "<html>")) as address,
-        pytest.raises(MeasurementError, match=r"^http://127.0.0.1:\d+/metrics: there is no series heterps_training_"),
-    ):
-        Scraping().read(CoordinatorClient(address, "token"))
-
-
-def test_an_answer_without_end_is_given_up_at_its_limit() -> None:
-    with (
-        serving(lambda *_: (200, "#" * (4 * 2**20 + 1))) as address,
-        pytest.raises(MeasurementError, match=r"/metrics: .* the response is larger than 4194304 bytes$"),
-    ):
-        Scraping().read(CoordinatorClient(address, "token", 30))
-
-
-def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> None:
-    ended = threading.Event()
-
-    class Slow(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-            pass
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            while not ended.wait(0.02):
-                try:
-                    self.wfile.write(b"#\n")
-                    self.wfile.flush()
-                except OSError:
-                    return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        with pytest.raises(MeasurementError, match=r"no complete response within 0\.2 s"):
-            Scraping().read(CoordinatorClient(f"http://127.0.0.1:{server.server_port}", "token", 0.2))
-    finally:
-        ended.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def vector(*texts: tuple[str, dict[str, Any]]) -> str:
     """Return a Prometheus response with the series of these scraped targets."""
     result = []
@@ -282,17 +186,18 @@ def vector(*texts: tuple[str, dict[str, Any]]) -> str:
 def ask(answer: Answer, **options: Any) -> Figures:
     with serving(answer) as address:
         server = PrometheusServer(f"{address}/prometheus/", **options)
-        return server.of("ml", "flights").read(ABSENT)
+        return server.of("ml", "flights").read()
 
 
-def test_a_prometheus_server_gives_the_same_figures() -> None:
+def test_a_prometheus_server_is_asked_for_the_series_of_the_job() -> None:
     asked: list[str] = []
 
     def answer(path: str, headers: Any) -> tuple[int, str]:
         asked.append(path)
         return 200, vector((text(), {"instance": "10.0.0.7:7400", "job": "coordinators"}))
 
-    assert ask(answer) == read_figures(text())
+    worker = WorkerFigures(300, 0.02, 0.015, 0.0, 3e9, 5e8, 0.004)
+    assert ask(answer) == Figures(NOW, 4, 50_000.0, {0: 61_000.0}, {(0, 0): worker})
     [path] = asked
     assert urlsplit(path).path == "/prometheus/api/v1/query"
     [query] = parse_qs(urlsplit(path).query)["query"]
@@ -302,6 +207,14 @@ def test_a_prometheus_server_gives_the_same_figures() -> None:
         "heterps_worker_step_seconds|heterps_worker_operations_per_second|heterps_worker_memory_bytes|"
         'heterps_worker_round_trip_seconds",namespace="ml",job_name="flights"}'
     )
+
+
+def test_series_that_cannot_be_are_left_out() -> None:
+    for wrong in (math.nan, math.inf, -1.0):
+        assert ask(lambda *_: (200, vector((text(compute=wrong), {})))).workers[(0, 0)].compute_seconds == 0  # noqa: B023
+        assert ask(lambda *_: (200, vector((text(samples=wrong), {})))).samples_per_second == 0  # noqa: B023
+    strange = text() + 'heterps_worker_batch_size{stage="x",pool="cpu",worker="0"} 7\n'
+    assert ask(lambda *_: (200, vector((strange, {})))) == ask(lambda *_: (200, vector((text(), {}))))
 
 
 def test_of_two_coordinators_the_newer_one_counts() -> None:
@@ -321,13 +234,13 @@ def test_figures_age_from_when_they_were_new_here_whatever_clock_the_coordinator
     with serving(answer) as address:
         job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
         for elapsed[0] in (0.0, 60.0, 120.0):
-            assert job.read(ABSENT).samples_per_second == 50_000.0
+            assert job.read().samples_per_second == 50_000.0
         for ages[0] in (30.0, 90.0, 91.0):  # it is not scraped any more
             elapsed[0] = 120.0 + ages[0]
             if ages[0] <= 90.0:
-                assert job.read(ABSENT).measured == NOW + ahead + 120.0
+                assert job.read().measured == NOW + ahead + 120.0
         with pytest.raises(MeasurementError, match="the series of job ml/flights are 91 s old; does it still scrape"):
-            job.read(ABSENT)
+            job.read()
 
 
 def test_a_coordinator_counts_that_comes_after_one_whose_clock_was_ahead() -> None:
@@ -340,9 +253,9 @@ def test_a_coordinator_counts_that_comes_after_one_whose_clock_was_ahead() -> No
 
     with serving(answer) as address:
         job = PrometheusServer(address, monotonic=lambda: elapsed[0]).of("ml", "flights")
-        assert job.read(ABSENT).samples_per_second == 1.0
+        assert job.read().samples_per_second == 1.0
         elapsed[0] = 15.0
-        assert job.read(ABSENT).samples_per_second == 50_000.0
+        assert job.read().samples_per_second == 50_000.0
 
 
 def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
@@ -355,10 +268,10 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
     with serving(answer) as address:
         server = PrometheusServer(address, token_file=token).of("ml", "flights")
         with pytest.raises(MeasurementError, match="token: cannot be read"):
-            server.read(ABSENT)
+            server.read()
         for word in ("one", "two"):
             token.write_text(word + "\n")
-            server.read(ABSENT)
+            server.read()
     assert seen == ["Bearer one", "Bearer two"]
 
 
@@ -409,7 +322,7 @@ class Source:
         self.seconds = 0.0  # duration of a read
         self.watch: Watch | None = None
 
-    def read(self, coordinator: Scraped) -> Figures:
+    def read(self) -> Figures:
         self.reads += 1
         if self.watch is not None:
             self.watch.now += self.seconds
@@ -427,7 +340,7 @@ class Watch:
 
     def look(self, seconds: float = 1.0, address: str = "http://c:1") -> tuple[float, list[tuple[str, str, str]]]:
         self.now += seconds
-        view, events = self.meter.measure(CoordinatorView.from_json(VIEW), CoordinatorClient(address, "token"))
+        view, events = self.meter.measure(CoordinatorView.from_json(VIEW), address)
         return view.samples_per_second, [(e.type, e.reason, e.message) for e in events]
 
 

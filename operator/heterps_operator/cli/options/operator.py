@@ -32,7 +32,9 @@ def add_operator_options(parser: ArgumentParser) -> None:
         "--lease-seconds", type=_positive, default=15, help="after which another replica takes over (default: 15)"
     )
     parser.add_argument("--metrics-port", type=_port, default=8080, help="of /metrics and /healthz (default: 8080)")
-    parser.add_argument("--prometheus-url", metavar="URL", help="ask this server instead of scraping coordinators")
+    parser.add_argument(
+        "--prometheus-url", metavar="URL", help="take the speeds of jobs from this server instead of their coordinators"
+    )
     parser.add_argument("--prometheus-token-file", metavar="FILE", type=Path, help="bearer token to send to it")
     parser.add_argument("--prometheus-ca-file", metavar="FILE", type=Path, help="certificates to trust it by (https)")
     parser.add_argument(

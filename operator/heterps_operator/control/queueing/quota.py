@@ -152,6 +152,8 @@ def give_back(job: JobSpec, observed: Observed, status: Status) -> tuple[Action,
         status: after this turn's decision.
     """
     requests = observed.quota or ()
+    if not requests:
+        return ()
     goes_on = status.outcome is None and status.stopping_since is None and not status.final
     wanted: set[str] = set()
     if goes_on and status.plan is not None:

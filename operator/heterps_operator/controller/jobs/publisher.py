@@ -11,7 +11,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.events import EventRecorder, reference_to
 from heterps_operator.kubernetes.names import job_status_path, plan_config_name
 from heterps_operator.kubernetes.reading.readable import JOB
-from heterps_operator.kubernetes.status import job_status
+from heterps_operator.kubernetes.status import FIGURES, MEASURED, job_status, lasting_facts
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Event, Status
 from heterps_operator.state.turn import Turn
@@ -19,8 +19,6 @@ from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Publisher"]
 
-_FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change in every turn
-_MEASURED = "ThroughputMet"  # the condition whose message changes as well
 _DETAILS = ("message", "workers", "parameterServers")  # that change with each pod of a job that starts
 
 
@@ -38,6 +36,7 @@ class Publisher:
         self._recorder = EventRecorder(cluster.api, reference_to(JOB, job))
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
+        self._lasting_facts: tuple[Any, ...] | None = None  # from which the lasting part of the written status follows
         self._hindrance: tuple[str, str] | None = None
         self._hindered_since = 0.0
 
@@ -58,6 +57,10 @@ class Publisher:
         planned = turn.status.plan is not None
         status = turn.status if hindrance is None else self._hindered(turn.status, *hindrance)
         self._hindrance = hindrance
+        facts = lasting_facts(status, turn.observed.processes, generation)
+        since = self._cluster.clock() - self._written_at
+        if facts == self._lasting_facts and since < self._cluster.progress_seconds:
+            return
         document = job_status(
             turn.job.name,
             status,
@@ -68,12 +71,15 @@ class Publisher:
             plan_config=plan_config_name(self._name, turn.status.plan_revision) if planned else "",
             measured=turn.measured,
         )
-        if document != self._written and self._cluster.clock() - self._written_at >= self._pause(turn, document):
+        lasts = _lasting(document) == _lasting(self._written)
+        if document != self._written and since >= self._pause(turn, document, lasts=lasts):
             self._write(document)
+            lasts = True
+        self._lasting_facts = facts if lasts else None
 
-    def _pause(self, turn: Turn, document: dict[str, Any]) -> float:
+    def _pause(self, turn: Turn, document: dict[str, Any], *, lasts: bool) -> float:
         """Return the seconds between the last status and this one: the less has changed, the longer they are."""
-        if _lasting(document) == _lasting(self._written):
+        if lasts:
             return self._cluster.progress_seconds
         # A job in a final phase may have no further turn.
         if not turn.status.final and _milestones(document) == _milestones(self._written):
@@ -95,6 +101,7 @@ class Publisher:
         document = job_status(self._name, status, bill, (), generation=generation)
         if document != self._written:
             self._write(document)
+            self._lasting_facts = None
 
     def leave_alone(self, reason: str, message: str, generation: int) -> None:
         """Write why this operator does nothing for the job; the rest of its status stays as it is.
@@ -137,9 +144,9 @@ class Publisher:
 
 def _lasting(document: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a status whose changes are written at once."""
-    lasting = {key: value for key, value in document.items() if key not in _FIGURES}
+    lasting = {key: value for key, value in document.items() if key not in FIGURES}
     lasting["conditions"] = [
-        {key: value for key, value in c.items() if key != "message" or c["type"] != _MEASURED}
+        {key: value for key, value in c.items() if key != "message" or c["type"] != MEASURED}
         for c in document.get("conditions") or ()
     ]
     return lasting
@@ -147,6 +154,6 @@ def _lasting(document: dict[str, Any]) -> dict[str, Any]:
 
 def _milestones(document: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a status whose changes people wait for."""
-    told = {key: value for key, value in document.items() if key not in (*_FIGURES, *_DETAILS)}
+    told = {key: value for key, value in document.items() if key not in (*FIGURES, *_DETAILS)}
     told["conditions"] = [(c["type"], c["status"], c["reason"]) for c in document.get("conditions") or ()]
     return told

@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import JobSpec
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
-from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT, code_labels
 from heterps_operator.kubernetes.state import StateTaken
 from heterps_operator.loop.coordinator_client import CoordinatorClient
-from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Phase, Status
-from heterps_operator.state.turn import Turn
-from heterps_operator.state.values import Observed
+from heterps_operator.state.status import Status
 from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, SERVICE, STATE, World, planned
 from tests.heterps_operator.helpers.world import PLAN, defaulted_job
 
@@ -359,27 +354,6 @@ def test_a_refused_request_changes_nothing_and_is_made_again(world: World) -> No
     for _ in range(3):
         controller.turn()
     assert world.names(PODS) == {"flights-coordinator-1-1"}
-
-
-def test_figures_that_change_all_the_time_are_told_now_and_then(world: World) -> None:
-    publisher = Publisher(world.cluster, world.job)
-    job = JobSpec.from_manifests(world.job, world.pools)
-
-    def tell(rate: float, phase: str = "Running") -> None:
-        status = Status(phase=Phase(phase), result={"samplesPerSecond": rate})
-        status = status.with_condition("ThroughputMet", True, "AboveFloor", f"{rate:,.0f} samples/s", 1_700_000_000.0)
-        publisher.publish(Turn(job, Observed(world.now, status), status, Bill(), ()), 1)
-
-    tell(1000.0)
-    for second in range(9):
-        world.now += 1
-        tell(1000.0 + second)
-    assert len(world.writes()) == 1
-    world.now += 1
-    tell(2000.0)
-    assert len(world.writes()) == 2
-    tell(2000.0, "Stopping")
-    assert len(world.writes()) == 3
 
 
 def code_of(number: int) -> Json:
