@@ -28,8 +28,7 @@ class HeldCopies:
         self._holds = holds
         self._server_of: dict[Recovery, ParameterServer] = {}
         self._polled: dict[Recovery, Sequence[Any]] = {}  # what the servers of held copies do not poll meanwhile
-        make, advance, is_busy = ParameterServer._new_recovery, Recovery.advance, Recovery.is_busy.fget
-        assert is_busy is not None
+        make, advance, is_busy = ParameterServer._new_recovery, Recovery.advance, vars(Recovery)["is_busy"].fget
 
         def making(server: ParameterServer, *arguments: Any) -> Recovery:
             recovery = make(server, *arguments)
