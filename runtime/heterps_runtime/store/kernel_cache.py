@@ -3,6 +3,8 @@
 numba looks at the source file of the kernel that it loads, and at no other. But the machine code contains the functions
 that the kernel calls, and refers to their modules by name: after an update it would be outdated, or could not be loaded
 (`No module named ...`). With a folder for each version, an old cache is not even opened. It may be deleted at any time.
+
+A process that finds its kernels here does not load what numba needs to compile them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
     UserWideCacheLocator,
 )
+from numba.core.runtime.nrt import rtsys
 
 __all__ = ["KernelCache", "digest_of"]
 
@@ -76,3 +79,13 @@ class KernelCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Load machine code, if there is some for these types; None: there is none.
+
+        numba would first load all that it needs to compile, scipy included: 0.35 s of a process that only runs machine
+        code. Such code needs no more than the memory allocator. The compiler loads the rest itself.
+        """
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]

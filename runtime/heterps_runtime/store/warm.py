@@ -107,7 +107,7 @@ def _warm_up_copies(store: RowStore, copy: RowStore) -> None:
 
 def _warm_up_disk(dtype: DTypeLike, folder: Path) -> None:
     """Move rows to disk and back, until blocks with unused slots are cleaned."""
-    rows = np.arange(40_000, dtype=np.int32)
+    rows = np.arange(20_000, dtype=np.int32)
     values = SpilledValues({"rows": (np.dtype(dtype), 8)}, SpillSpace(folder, 1))
     values.reserve(len(rows))
     for changed in (rows, rows[::2], rows[1:]):

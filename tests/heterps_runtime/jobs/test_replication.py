@@ -15,6 +15,7 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, PATH_LOST
 from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.held_copies import HeldCopies
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -144,15 +145,14 @@ def test_a_recovery_that_is_interrupted_begins_again(
     document["job"]["spec"]["checkpoint"]["everySteps"] = 5
     expected = train(RunConfig.from_json(document), torch.float64)
     begun: list[Recovery] = []
-    advance = Recovery.advance
 
-    def advancing(recovery: Recovery) -> bool:
+    def holds(recovery: Recovery) -> bool:
         """The first recovery stops half-way, until it is given up."""
         if recovery not in begun:
             begun.append(recovery)
-        return False if recovery is begun[0] and recovery.num_rows else advance(recovery)
+        return recovery is begun[0] and bool(recovery.num_rows)
 
-    monkeypatch.setattr(Recovery, "advance", advancing)
+    HeldCopies(monkeypatch, holds)
     job = ThreadedJob(document)
     job.start(TWO, 2, hold_at=12)
     lose(job, "ps-0")

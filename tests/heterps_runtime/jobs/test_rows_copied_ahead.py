@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from heterps_runtime.ps.shard import Shard
 from heterps_runtime.store import keyed
 from heterps_runtime.store.notes import ALL
 from heterps_runtime.wire.messages import CopyRows, CopyShard, ShardRows, ShardState
+from tests.heterps_runtime.helpers.held_copies import HeldCopies
 from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, ThreadedJob, plan_document, trained_model
 from tests.heterps_runtime.helpers.plain_torch import train
 from tests.heterps_runtime.helpers.state_moves import TWO, ended, reasons, with_all_state
@@ -27,45 +27,59 @@ from tests.same_model import assert_same_model
 
 pytestmark = pytest.mark.slow
 
-STEPS, BEGIN, MEANWHILE = 90, 15, 25  # more than the rules let rows and candidates be unused
+# Meanwhile, and after the change, more steps than the rules let rows and candidates be unused.
+STEPS, BEGIN, MEANWHILE = 60, 15, 25
 
 
 class Copies:
     """Holds copies ahead when they have some rows, and counts what is copied.
 
     Attributes:
-        go: lets them go on.
-        fails: makes them fail instead.
+        fails: makes them fail instead, once they may go on.
         num_ahead: rows that were copied ahead.
         num_since: rows that were copied because they had changed since, and keys of those that were removed.
         full_in: generations in which all rows of a part were asked for.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go = threading.Event()
+        self._let_go = False
         self.fails = False
         self.held: list[Recovery] = []
         self.num_ahead = 0
         self.num_since = [0, 0]
         self.full_in: set[int] = set()
-        self._advance = Recovery.advance
         monkeypatch.setattr(keyed, "rows_of_piece", lambda row_nbytes: 64)
-        monkeypatch.setattr(Recovery, "advance", lambda recovery: self._advancing(recovery))
+        self._counting(monkeypatch)
+        self._copies = HeldCopies(monkeypatch, self._holds)
         for module in (server_module, recovery_module):
             monkeypatch.setattr(module, "answer", self._answering)
 
-    def _advancing(self, recovery: Recovery) -> bool:
-        ahead = recovery.lineage == 0
-        if ahead and recovery.num_rows and not self.go.is_set():
-            if recovery not in self.held:
-                self.held.append(recovery)
+    def let_go(self) -> None:
+        """Let all copies go on."""
+        self._let_go = True
+        self._copies.look_again()
+
+    def _holds(self, recovery: Recovery) -> bool:
+        if recovery.lineage or not recovery.num_rows:
             return False
-        if ahead and recovery.num_rows and self.fails:
-            raise ProtocolError("failed by a test")
-        before = recovery.num_rows
-        done = self._advance(recovery)
-        self.num_ahead += (recovery.num_rows - before) * ahead
-        return done
+        if self._let_go:
+            if self.fails:
+                raise ProtocolError("failed by a test")
+            return False
+        if recovery not in self.held:
+            self.held.append(recovery)
+        return True
+
+    def _counting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        advance = Recovery.advance
+
+        def advancing(recovery: Recovery) -> bool:
+            before = recovery.num_rows
+            done = advance(recovery)
+            self.num_ahead += (recovery.num_rows - before) * (recovery.lineage == 0)
+            return done
+
+        monkeypatch.setattr(Recovery, "advance", advancing)
 
     def _answering(self, shard: Shard, request: CopyShard | CopyRows) -> ShardState | ShardRows:
         answered = answer(shard, request)
@@ -114,7 +128,7 @@ def _begin(job: ThreadedJob, before: int, after: int, copies: Copies) -> None:
 
 def _finish(job: ThreadedJob, copies: Copies) -> None:
     """Let the servers copy the rest, and training go on to its end after the change."""
-    copies.go.set()
+    copies.let_go()
     job.wait(lambda status: "ServersChanged" in reasons(status))
     job.hold()
 
@@ -221,7 +235,7 @@ def test_a_change_that_is_given_up_leaves_no_trace(folder: Path, expected: dict[
     _begin(job, 1, 2, copies)
     job.credentials.request("PUT", PATH_PLAN, plan_document(TWO, 1))
     _await_servers(job, 1)
-    copies.go.set()
+    copies.let_go()
     job.hold()
     status = ended(job)
     assert not {"ServersChanged", "RolledBack"} & set(reasons(status))

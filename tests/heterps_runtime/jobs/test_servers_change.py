@@ -15,6 +15,7 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.ps.recovery import Recovery
 from heterps_runtime.store import keyed
 from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.held_copies import HeldCopies
 from tests.heterps_runtime.helpers.jobs import (
     PATIENCE_SECONDS,
     Stage,
@@ -127,16 +128,15 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Recovery]:
     None are copied ahead, so that all of them move when the generation begins.
     """
     found: list[Recovery] = []
-    advance = Recovery.advance
 
-    def advancing(recovery: Recovery) -> bool:
+    def holds(recovery: Recovery) -> bool:
         if not recovery.lineage:
             raise ProtocolError("not in this test")
         if recovery.num_rows and not found:
             found.append(recovery)
-        return False if recovery in found else advance(recovery)
+        return recovery in found
 
-    monkeypatch.setattr(Recovery, "advance", advancing)
+    HeldCopies(monkeypatch, holds)
     return found
 
 

@@ -41,6 +41,11 @@ def install(place: Path, change: Callable[[Path], None] = lambda package: None) 
 
 def shards(place: Path, cache: str) -> list[int]:
     """Run a kernel of these sources in another process, and return its results; a cache "" is beside the sources."""
+    return [int(word) for word in run(place, cache, SHARDS).split()]
+
+
+def run(place: Path, cache: str, script: str) -> str:
+    """Run a script with these sources in another process, and return what it prints."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(place),
@@ -48,10 +53,10 @@ def shards(place: Path, cache: str) -> list[int]:
         "NUMBA_CACHE_DIR": cache and str(place / cache),
     }
     found = subprocess.run(
-        [sys.executable, "-P", "-c", SHARDS], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
-    return [int(word) for word in found.stdout.split()]
+    return found.stdout
 
 
 def older_place(package: Path) -> None:
@@ -93,6 +98,27 @@ def test_machine_code_of_the_same_sources_is_used_again(tmp_path: Path) -> None:
     install(tmp_path)
     assert shards(tmp_path, "cache") == EXPECTED
     assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("cache/**/*.nb?")} == cached
+
+
+COMPILES_LATER = """
+import sys
+import numpy as np
+from heterps_runtime.store.keys import NUM_SLOTS, shard_of
+found = list(shard_of(np.arange(8), np.arange(NUM_SLOTS, dtype=np.int32)))
+before = [name for name in ("numba.np.arraymath", "scipy.linalg") if name in sys.modules]
+from heterps_runtime.store.kernel import kernel, mix64
+sums = [float(kernel(lambda values: values.sum())(np.arange(4, dtype=dtype))) for dtype in (np.float32, np.float64)]
+assert int(mix64(np.uint64(1))) == int(mix64.py_func(np.uint64(1)))
+print(before, sums, *found)
+"""
+
+
+def test_machine_code_is_loaded_without_what_compiles_it(tmp_path: Path) -> None:
+    """And a kernel that is not in the cache is compiled afterwards as ever."""
+    install(tmp_path)
+    assert shards(tmp_path, "cache") == EXPECTED
+    expected = f"[] [6.0, 6.0] {' '.join(map(str, EXPECTED))}\n"
+    assert run(tmp_path, "cache", COMPILES_LATER) == expected
 
 
 def test_the_version_follows_names_and_contents(tmp_path: Path) -> None:
