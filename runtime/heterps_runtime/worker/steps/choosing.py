@@ -38,6 +38,9 @@ def next_forward(
 ) -> Work | None:
     """Take the earliest micro-batch that can be computed.
 
+    Before the last stage, no step overtakes another one. The stages after this one may wait for the commit of the
+    earlier step, and a bounded number of micro-batches is in flight, so those of later steps would block it for good.
+
     Args:
         runs: steps in progress.
         context: position of this worker in the pipeline.
@@ -56,7 +59,7 @@ def next_forward(
                 if work.block.arrived and _has_room(work, runs, context):
                     run.waiting.remove(work)
                     return work
-        if strict and run.num_forwarded < len(run.expected):
+        if (strict or not context.is_last) and run.num_forwarded < len(run.expected):
             return None
     return None
 

@@ -46,7 +46,7 @@ class Reads:
         return self._version(step, self.rows_lag)
 
     def _version(self, step: int, lag: int) -> int:
-        return step if step < self.warmup else max(0, step - lag)
+        return min(step, max(self.warmup - 1, step - lag, 0))  # never less than for the step before
 
     def steps_ahead(self, *, dense: bool) -> int:
         """Steps that may be computed after the first uncommitted one; `dense`: whether they read dense parameters."""
