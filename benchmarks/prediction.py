@@ -11,8 +11,7 @@ its speed within minutes.
 There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with this machine's cores,
 which all processes share (`here`: heterps_planner/plans/machine.py). Plans are reported in groups: those that fit this
 machine; those that need more cores (`busy cores`: cores that the plan would keep busy if available); and those in which
-a stage with dense parameters precedes another, so that it waits for the later one at every step, which neither
-prediction contains.
+a stage with dense parameters precedes another, so that the stages wait for each other at every step.
 
 The prediction for this machine is based on processor milliseconds per batch of all processes, which are reported too.
 Other programs change them little, although they take cores away from the measured job.
