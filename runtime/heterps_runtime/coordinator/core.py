@@ -265,7 +265,7 @@ class CoordinatorCore:
                 self._dismiss(sender)
             case Ready() if member := self.membership.formed(sender, message.generation):
                 self._ready(member)
-            case CopiedAhead() if self.membership.copied_ahead(sender, message.generation):
+            case CopiedAhead() if self.membership.copied_ahead(sender, message):
                 self._take_next_plan()
             case Done() if member := self.membership.formed(sender, message.generation):
                 self._report(member, message)

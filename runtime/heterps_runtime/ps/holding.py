@@ -39,14 +39,28 @@ class Origin:
 
 @dataclass
 class Ahead:
-    """Shards of a division to come, whose rows a server copies while the generation before it trains."""
+    """Shards of a division to come, whose rows a server copies while the generation before it trains.
 
-    generation: int  # that trains
-    num_before: int  # servers that the state is divided among
-    num_servers: int  # of the division to come
+    Attributes:
+        generation: that trains.
+        num_before: servers that the state is divided among.
+        num_servers: of the division to come.
+        shards: by index.
+        origins: by shard of the division before.
+        complete: whether all rows have been copied, as they were at the notes of the origins or later.
+    """
+
+    generation: int
+    num_before: int
+    num_servers: int
     shards: dict[int, Shard]
-    origins: dict[int, Origin] = field(default_factory=dict)  # by shard of the division before
-    complete: bool = False  # whether all rows are copied
+    origins: dict[int, Origin] = field(default_factory=dict)
+    complete: bool = False
+
+    def is_of(self, generation: int, num_before: int, num_servers: int) -> bool:
+        """Whether it has all rows of this change."""
+        wanted = (generation, num_before, num_servers)
+        return self.complete and (self.generation, self.num_before, self.num_servers) == wanted
 
 
 class Holding:
@@ -110,13 +124,15 @@ class Holding:
         return sum(shard.num_bytes for shard in (ahead | self.present.shards | following).values())
 
     def begin_ahead(self, generation: int, num_before: int, num_servers: int) -> Ahead:
-        """Begin to copy rows of a division to come.
+        """The shards of a division to come, whose rows are to be copied; if all were, only what has changed since.
 
         Args:
             generation: that trains.
             num_before: servers that the state is divided among.
             num_servers: of the division to come.
         """
+        if self.ahead is not None and self.ahead.is_of(generation, num_before, num_servers):
+            return self.ahead
         self.finish_dropping()
         self.drop_ahead()
         self.ahead = Ahead(generation, num_before, num_servers, self._new_division(num_servers).shards)
@@ -126,10 +142,8 @@ class Holding:
 
     def copied_ahead(self, generation: int, num_before: int, num_servers: int) -> Ahead | None:
         """Shards of a generation that were copied while the one before it trained, if all of them were."""
-        ahead, wanted = self.ahead, (generation - 1, num_before, num_servers)
-        fits = ahead is not None and (ahead.generation, ahead.num_before, ahead.num_servers) == wanted
-        if ahead is not None and fits and ahead.complete:
-            return ahead
+        if self.ahead is not None and self.ahead.is_of(generation - 1, num_before, num_servers):
+            return self.ahead
         self.drop_ahead()
         return None
 

@@ -5,7 +5,7 @@ shards. No step is committed meanwhile: the generation goes on when all members 
 sent one piece after another, without a note of what was sent.
 
 Shards that a server is to have in addition can be copied ahead, while the generation before trains. The others note
-what changes and what they remove. At the beginning of the generation, only that is copied.
+what changes and what they remove. That is copied in further rounds, and at the beginning of the generation.
 """
 
 from __future__ import annotations
@@ -49,16 +49,14 @@ def answer(shard: Shard, request: CopyShard | CopyRows) -> ShardState | ShardRow
         return shard.note() if request.note else shard.describe()
     try:
         rows, wanted = shard.part(request.part), shard.filter_of(request.target, request.num_servers)
-        removed = np.empty(0, np.int64)
-        if request.since != ALL:
-            rows.notes.check(request.since)
-            if request.start == 0:
-                removed = rows.notes.removed_after(request.since)
-                removed = removed if wanted is None else removed[wanted(removed)]
-        chunk, following = rows.copy_from(request.start, wanted, request.since)
+        removed, kept = np.empty(0, np.int64), request.since == ALL or rows.notes.keeps(request.since)
+        if kept and request.since != ALL and request.start == 0:
+            removed = rows.notes.removed_after(request.since)
+            removed = removed if wanted is None else removed[wanted(removed)]
+        chunk, following = rows.copy_from(request.start, wanted, request.since) if kept else (rows.new_chunk(0), -1)
     except ValueError as error:
         raise ProtocolError(f"a server sent a wrong {request.op} request: {error}") from error
-    return ShardRows(request.shard, request.target, request.part, following, chunk.keys, chunk.columns, removed)
+    return ShardRows(request.shard, request.target, request.part, following, chunk.keys, chunk.columns, removed, kept)
 
 
 def _check_rows(states: Collection[ShardState]) -> None:
@@ -167,6 +165,7 @@ class Recovery:
         self._held = holding.present.shards if announced.held_by else {}
         self._ahead: Ahead | None = None  # is being copied
         self._copied: Ahead | None = None  # was copied, so that only what has changed since then is
+        self._origins: dict[int, Origin] = {}  # of what is copied ahead now
         missing: Collection[int] = ()
         if isinstance(announced, CopyAhead):
             self._ahead = holding.begin_ahead(generation, self._num_before, self._num_servers)
@@ -228,9 +227,15 @@ class Recovery:
             self._copy_within(self._within.popleft())
         self._connections.probe()
         done = not self._asked and not self._flows
-        if done and self._ahead is not None:
+        if done and self._ahead is not None:  # not before: what was copied in a round that fails is copied again
+            self._ahead.origins |= self._origins
             self._ahead.complete = True
         return done
+
+    @property
+    def progress(self) -> str:
+        """How many rows are copied, for people."""
+        return f"{self.num_rows:,} of {self.total_rows:,}" if self.total_rows else f"{self.num_rows:,}"
 
     def close(self) -> None:
         """Drop the connections."""
@@ -263,6 +268,8 @@ class Recovery:
         """
         progress = self._flows[_Flow(rows.shard, rows.target)]
         where, expected = f"rows of shard {rows.shard}", progress.parts[0][1]
+        if not rows.kept:
+            raise ProtocolError(f"{where}: it is no longer known which ones have changed")
         if rows.keys.ndim != 1 or rows.keys.dtype != np.int64:
             raise ProtocolError(f"{where} have {rows.keys.dtype} {list(rows.keys.shape)} as keys")
         if rows.next != -1 and not progress.start < rows.next <= MAX_ROWS:
@@ -278,10 +285,10 @@ class Recovery:
             )
         if len(rows.removed) and rows.part not in progress.notes:
             raise ProtocolError(f"{where} have keys that were removed, and all rows of {rows.part!r} were asked for")
-        # Those of this server train on meanwhile.
-        if self._ahead is not None and (shard_of(rows.keys, slot_map(self._num_before)) != rows.shard).any():
-            raise ProtocolError(f"{where} are not all of that shard")
         for keys in (rows.keys, rows.removed):
+            # Those of this server train on meanwhile.
+            if self._ahead is not None and (shard_of(keys, slot_map(self._num_before)) != rows.shard).any():
+                raise ProtocolError(f"{where} are not all of that shard")
             if (shard_of(keys, slot_map(self._num_servers)) != rows.target).any():
                 raise ProtocolError(f"{where} are not all of shard {rows.target}")
 
@@ -318,7 +325,9 @@ class Recovery:
             raise ProtocolError(f"the state of other servers cannot be copied: {error}") from error
         self.total_rows = sum(room.expected for room in self._rooms.values())
         if self._ahead is not None:
-            self._ahead.origins |= {shard: Origin(self._sources[shard], s.notes) for shard, s in self._states.items()}
+            for shard, state in self._states.items():
+                # A part without a new note, because no number was left for it, still has the one before.
+                self._origins[shard] = Origin(self._sources[shard], {**notes.get(shard, {}), **state.notes})
         self._states.clear()
 
     def _sources_of(self, target: int) -> list[int]:
@@ -327,7 +336,12 @@ class Recovery:
         return sorted(shards - {target} if target in self._held else shards)
 
     def _notes(self) -> dict[int, Mapping[str, int]]:
-        """The notes of the shards that were copied ahead. If some are not kept, nothing is used of the copy."""
+        """The notes of the shards that were copied ahead.
+
+        If some are not kept, a generation uses nothing of the copy. A further round fails if they are needed.
+        """
+        if self._ahead is not None:
+            return {shard: origin.notes for shard, origin in self._ahead.origins.items()}
         origins = self._copied.origins if self._copied else {}
         for shard, origin in origins.items():
             state = self._states[shard]

@@ -306,7 +306,7 @@ class ParameterServer(Member):
         """Copy the state that this server lacks from the others."""
         log(f"generation {announced.generation}: copying the state of step {announced.committed} from other servers")
         self._recovery = recovery = self._new_recovery(announced)
-        self._link.status = lambda: f"copying rows: {recovery.num_rows:,} of {recovery.total_rows:,}"
+        self._link.status = lambda: f"copying rows: {recovery.progress}"
 
     def _new_recovery(self, announced: Generation | CopyAhead) -> Recovery:
         place = (self._context, self._security, self._link.name)
@@ -340,21 +340,23 @@ class ParameterServer(Member):
         self._end_recovery()
         log(f"generation {order.generation}: copying rows ahead, for {len(order.servers)} servers")
         self._ahead = recovery = self._new_recovery(order)
-        self._link.status = lambda: f"copying rows ahead: {recovery.num_rows:,} of {recovery.total_rows:,}"
+        self._link.status = lambda: f"copying rows ahead: {recovery.progress}"
 
     def _go_on_ahead(self) -> None:
-        """Go on with the copy ahead, if one is in progress. If it fails, all is copied when the generation begins."""
+        """Go on with the copy ahead, if one is in progress. If it fails, the generation copies what it lacks."""
         if self._ahead is None:
             return
-        generation = self._ahead.generation
+        generation, num_rows = self._ahead.generation, 0
         try:
             if not self._ahead.advance():
                 return
+            num_rows = self._ahead.num_rows
+            log(f"generation {generation}: copied {num_rows:,} rows ahead")
         except ProtocolError as error:
             log(f"generation {generation}: rows are not copied ahead: {error}")
         self._end_recovery()
         self._link.status = "ready" if self.takes_part else "waiting for the other members"
-        self._link.send(CopiedAhead(generation))
+        self._link.send(CopiedAhead(generation, num_rows))
 
     @property
     def _restores_from(self) -> str:

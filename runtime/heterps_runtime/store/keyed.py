@@ -34,6 +34,7 @@ ROWS = "rows"  # the column of the rows' elements; all others are their state
 LAST_STEP = "last_step"  # the column of the last steps
 _NO_KEY = -1
 _LOOKED_AT = 1 << 16  # rows, at a time: removing as many takes a few milliseconds
+_MARKS_READ = 1 << 22  # rows, at a time, of which few have changed: as long
 
 KeyFilter: TypeAlias = Callable[[Int64s], NDArray[np.bool_]]  # keys (n,) -> a mask (n,)
 
@@ -160,7 +161,8 @@ class KeyedRows:
             since: a note: only rows that have changed after it; `ALL`: also others.
 
         Returns:
-            At most as many rows as a piece of a snapshot has, and the `start` of the next ones; -1: there are no more.
+            At most as many rows as a piece of a snapshot has, found within a few milliseconds, and the `start` of the
+            next ones; -1: there are no more.
 
         Raises:
             ValueError: `start` is negative.
@@ -169,8 +171,8 @@ class KeyedRows:
             raise ValueError(f"start: must not be negative, is {start}")
         start = min(start, self._num_rows)
         found, end = np.empty(rows_of_piece(self.row_nbytes), np.int32), np.full(1, start, np.int64)
-        low = LOADED if since == ALL else since + 1
-        count = find_marked(self.changes.marks, start, self._num_rows, low, self.changes.now, found, end)
+        low, stop = (LOADED, self._num_rows) if since == ALL else (since + 1, min(start + _MARKS_READ, self._num_rows))
+        count = find_marked(self.changes.marks, start, stop, low, self.changes.now, found, end)
         rows = found[:count]
         if wanted is not None:
             rows = rows[wanted(self._keys.array[rows])]

@@ -1,7 +1,7 @@
 """Notes of what changes in a store while another server copies its rows.
 
-The copy takes any state of each row. What has changed after the note at its beginning is sent again at the end, when no
-step is committed, and what was removed is named.
+The copy takes any state of each row. What has changed after the note at its beginning is sent again, and what was
+removed is named: first while rows go on changing, after another note, and at the end when no step is committed.
 """
 
 from __future__ import annotations
@@ -58,14 +58,9 @@ class Notes:
         if self._num_removed > _MOST_REMOVED:
             self.end()
 
-    def check(self, note: int) -> None:
-        """Check that a note is kept.
-
-        Raises:
-            ValueError: it is not.
-        """
-        if self.oldest is None or not self.oldest <= note < self._changes.now:
-            raise ValueError(f"since: there is no note {note}, the oldest is {self.oldest}")
+    def keeps(self, note: int) -> bool:
+        """Whether a note is kept."""
+        return self.oldest is not None and self.oldest <= note < self._changes.now
 
     def removed_after(self, note: int) -> Int64s:
         """Keys (n,) of rows that were removed after a note that is kept; they may repeat, and may have rows again."""

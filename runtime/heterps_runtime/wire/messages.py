@@ -129,6 +129,7 @@ class CopiedAhead(Message):
 
     op: ClassVar[str] = "copied-ahead"
     generation: int
+    num_rows: int  # copied since the order
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,10 @@ class Generation(Message):
 
 @dataclass(frozen=True, slots=True)
 class CopyAhead(Message):
-    """Another number of servers is to follow: copy rows that this server will have, while training goes on."""
+    """Another number of servers is to follow: copy rows that this server will have, while training goes on.
+
+    A server that has copied them copies once more those that have changed since.
+    """
 
     op: ClassVar[str] = "copy-ahead"
     generation: int  # in force; the next one has these servers
@@ -435,6 +439,7 @@ class ShardRows(Message):
     keys: Array  # (n,) int64
     columns: dict[str, Array]  # rows and their state, (n, dim) or (n, 1) each
     removed: Array  # (m,) int64, keys of rows to remove before: those that were removed after the note
+    kept: bool = True  # whether the note is; if not, what has changed after it is not known, and there are no rows
 
 
 # --- workers of neighbouring stages -----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from heterps_runtime.slots import slot_map
 from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.store import keyed
 from heterps_runtime.store.keys import shard_of
+from heterps_runtime.store.team import ALONE
 from heterps_runtime.wire.codec import decode, encode
 from heterps_runtime.wire.messages import MESSAGES, CopyAhead, CopyRows, CopyShard, Message, ShardRows, ShardState
 from heterps_runtime.wire.sequence import Stamp
@@ -50,7 +51,7 @@ class Change:
     after: int
     replication: int
     missing: tuple[int, ...]  # servers that have lost their state
-    ahead: str = ""  # that the server copies ahead of the change, or that it has done so; empty: neither
+    ahead: str = ""  # that the server copies ahead of the change, or "again", or "copied": it has; empty: neither
 
 
 WORLDS = (
@@ -60,6 +61,7 @@ WORLDS = (
     Change(1, 1, 2, 1, (1,), "copies"),  # it will be new
     Change(1, 1, 2, 1, (1,), "copied"),  # it is new, and has the rows of before
     Change(0, 2, 1, 1, (), "copies"),  # it will have all, and trains
+    Change(0, 2, 1, 1, (), "again"),  # the same, in another round
 )
 _TABLES = (Table(0, "small", 1 << 20, 3, None), Table(1, "large", 1 << 20, 4, 0))
 _RULES = ({"name": "large", "admission": {"minSteps": 2}, "eviction": {"unusedSteps": 9}},)
@@ -115,12 +117,15 @@ class Copying:
         servers = tuple(map(str, range(change.after)))
         held_by = tuple(map(str, range(change.before))) if change.before != change.after else ()
         announced: Any = _Announced(servers, held_by, change.missing)
-        self.training = self._rows() if change.ahead == "copies" else {}  # that copies must not touch
-        if change.ahead == "copies":
+        self.copies_ahead = change.ahead in ("copies", "again")
+        self.training = self._rows() if self.copies_ahead else {}  # that copies must not touch
+        if change.ahead == "again":
+            self._have_copied(number, 1)
+        if self.copies_ahead:
             announced = CopyAhead(1, servers, held_by)
         else:
             if change.ahead == "copied":
-                self._have_copied(number)
+                self._have_copied(number, 0)
             self.holding.begin_generation(change.after, change.before, 0, missing=missing)
         nothing: Any = None
         with replaced(recovery_module, "Connections", lambda *_: self.peers):
@@ -136,17 +141,21 @@ class Copying:
                 found[f"{index} {part}"] = [rows.keys.tobytes(), *(v.tobytes() for v in rows.columns.values())]
         return found
 
-    def _have_copied(self, number: int) -> None:
-        ahead = self.holding.begin_ahead(0, self.change.before, self.change.after)
+    def _have_copied(self, number: int, generation: int) -> None:
+        ahead = self.holding.begin_ahead(generation, self.change.before, self.change.after)
         for index, target in ahead.shards.items():
+            present = self.holding.present.shards.get(index)
+            target.stores.update(present.stores if present else {})
             target.define(_TABLES, {}, {})
             for shard in range(self.change.before):
+                if present and shard == index:
+                    continue
                 state, given = _trained(number, shard)
                 ahead.origins[shard] = Origin(shard, dict.fromkeys(state.parts, 1))
                 for rows in given:
                     mine = shard_of(rows.keys, slot_map(self.change.after)) == index
                     columns = {name: values[mine] for name, values in rows.columns.items()}
-                    target.take_rows(rows.part, rows.keys[mine], columns)
+                    target.take_rows(rows.part, rows.keys[mine], columns, ahead=self.copies_ahead)
         ahead.complete = True
 
     def hear(self, server: int, message: Message) -> bool:
@@ -161,16 +170,16 @@ class Copying:
 
     def check(self, done: bool) -> None:
         """Compare what is kept with its bounds; if all is there, the server must be able to work with it."""
-        ahead = self.holding.ahead.shards if self.holding.ahead and self.change.ahead == "copies" else {}
+        ahead = self.holding.ahead.shards if self.holding.ahead and self.copies_ahead else {}
         for shard in (self.holding.in_use.shards | ahead).values():
             for store in shard.stores.values():
                 for rows_of in (store, store.candidates):
                     assert rows_of is None or rows_of._keys.capacity <= _LEAST_ROOM + _AHEAD * self.arrived
-        if self.change.ahead == "copies":
+        if self.copies_ahead:
             assert self._rows() == self.training
         if not done:
             return
-        if self.change.ahead == "copies":
+        if self.copies_ahead:
             assert self.holding.copied_ahead(2, self.change.before, self.change.after) is not None
             for index, shard in ahead.items():
                 for part, copied in shard.parts.items():
@@ -356,11 +365,13 @@ def regular(number: int, checkpoint: str = "") -> dict[str, Any]:
     entries = []
     copying, done = Copying(number), False
     shards = {index: _copy(number, index) for index in range(WORLDS[number].before)}
-    if WORLDS[number].ahead == "copied":
+    if WORLDS[number].ahead in ("copied", "again"):
         for shard in shards.values():
             assert set(shard.note().notes.values()) == {1}
             for store in shard.stores.values():
                 store.remove(np.arange(4, dtype=np.int32))
+                if WORLDS[number].ahead == "again":
+                    store.changes.touch(np.arange(4, 8, dtype=np.int32), ALONE)
     while not done:
         server, request = copying.peers.asked.popleft()
         with replaced(keyed, "rows_of_piece", lambda row_nbytes: _PIECE_ROWS):

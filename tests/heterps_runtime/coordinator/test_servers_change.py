@@ -172,10 +172,59 @@ def test_the_plan_changes_when_the_last_server_has_copied_ahead() -> None:
     world.step(3)
     _submit(world, 2)
     assert _asked(world) == ["ps-0", "ps-1"], "the third one will not be there"
-    world.say("ps-0", CopiedAhead(world.core.membership.generation))
+    world.say("ps-0", CopiedAhead(world.core.membership.generation, 0))
     assert _to_servers(world).held_by == (), "the other one still copies"
-    world.say("ps-1", CopiedAhead(world.core.membership.generation))
+    world.say("ps-1", CopiedAhead(world.core.membership.generation, 0))
     assert len(_to_servers(world).held_by) == 3
+
+
+def _rounds(world: World, *num_rows: int) -> int:
+    """Let all servers report some rows in each round; return the number of rounds after which the plan changes."""
+    generation = world.core.membership.generation
+    for number, rows in enumerate(num_rows, 1):
+        world.sent.clear()
+        for name in ("ps-0", "ps-1", "ps-2"):
+            assert world.core.membership.generation == generation, "not before the last server has reported"
+            world.say(name, CopiedAhead(generation, rows if name == "ps-1" else 0))
+        if world.core.membership.generation > generation:
+            return number
+        assert _asked(world) == ["ps-0", "ps-1", "ps-2"], "all begin the next round together"
+    raise AssertionError("the plan has not changed")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rounds"),
+    [
+        ((50_000,), 1),  # of a small table: what changes meanwhile is copied in no time
+        ((10**9, 10**8, 10**7, 10**6, 90_000), 5),
+        ((10**9, 10**8, 6 * 10**7), 3),  # rows change as fast as they are copied
+        ((10**9, 0), 2),
+    ],
+)
+def test_what_has_changed_is_copied_in_rounds_while_that_pays(num_rows: tuple[int, ...], rounds: int) -> None:
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    assert _rounds(world, *num_rows) == rounds
+
+
+def test_a_server_that_is_replaced_between_rounds_copies_all_and_then_what_has_changed() -> None:
+    """Its first round is not taken for one that did not halve what is copied."""
+    world = World(ONE_CPU, 2).begin()
+    world.step(3)
+    _submit(world, 3)
+    world.join("ps-2")
+    world.copied_ahead(10**9)
+    world.copied_ahead(10**6)
+    world.core.member_lost("ps-2", "it died")
+    world.join("ps-2")
+    world.sent.clear()
+    world.say("ps-2", CopiedAhead(world.core.membership.generation, 10**9))
+    assert _asked(world) == []
+    for name in ("ps-0", "ps-1"):  # from the round that has ended for them
+        world.say(name, CopiedAhead(world.core.membership.generation, 10**5))
+    assert _asked(world) == ["ps-0", "ps-1", "ps-2"]
 
 
 def test_a_generation_in_between_makes_what_was_copied_ahead_worthless() -> None:
@@ -184,7 +233,7 @@ def test_a_generation_in_between_makes_what_was_copied_ahead_worthless() -> None
     world.step(3)
     _submit(world, 3)
     world.join("ps-2")
-    late = CopiedAhead(world.core.membership.generation)
+    late = CopiedAhead(world.core.membership.generation, 0)
     world.core.member_lost("worker-0-1", "it died")
     world.say("ps-2", late)
     assert _to_servers(world).held_by == ()

@@ -172,12 +172,12 @@ class World:
         for name in names or tuple(self.core.membership.roster.present):
             self.say(name, Ready(self.core.membership.generation))
 
-    def copied_ahead(self) -> None:
-        """The servers that were told to copy ahead in this generation have done so."""
+    def copied_ahead(self, num_rows: int = 0) -> None:
+        """The servers that were told to copy ahead in this generation have done so, some rows each."""
         generation = self.core.membership.generation
-        for name, message in list(self.sent):
-            if isinstance(message, CopyAhead) and message.generation == generation:
-                self.say(name, CopiedAhead(generation))
+        told = [n for n, m in self.sent if isinstance(m, CopyAhead) and m.generation == generation]
+        for name in dict.fromkeys(told):
+            self.say(name, CopiedAhead(generation, num_rows))
 
     def evaluated(self, name: str) -> None:
         self.say(name, Evaluated(self.core.membership.generation, {}))

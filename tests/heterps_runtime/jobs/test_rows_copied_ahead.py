@@ -11,12 +11,13 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_LOST, PATH_PLAN, PATH_STOP
+from heterps_runtime.coordinator.membership.copy_rounds import CopyRounds
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.ps import recovery as recovery_module
 from heterps_runtime.ps import server as server_module
 from heterps_runtime.ps.recovery import Recovery, answer
 from heterps_runtime.ps.shard import Shard
-from heterps_runtime.store import keyed
+from heterps_runtime.store import keyed, notes
 from heterps_runtime.store.notes import ALL
 from heterps_runtime.wire.messages import CopyRows, CopyShard, ShardRows, ShardState
 from tests.heterps_runtime.helpers.held_copies import HeldCopies
@@ -35,14 +36,17 @@ class Copies:
     """Holds copies ahead when they have some rows, and counts what is copied.
 
     Attributes:
+        go_on: whether they may go on.
         fails: makes them fail instead, once they may go on.
+        held: copies that were held: one of each server that gets rows, in each round.
         num_ahead: rows that were copied ahead.
         num_since: rows that were copied because they had changed since, and keys of those that were removed.
         full_in: generations in which all rows of a part were asked for.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._let_go = False
+        self.go_on = False
+        self._gone_on: list[Recovery] = []  # those that may
         self.fails = False
         self.held: list[Recovery] = []
         self.num_ahead = 0
@@ -56,13 +60,18 @@ class Copies:
 
     def let_go(self) -> None:
         """Let all copies go on."""
-        self._let_go = True
+        self.go_on = True
+        self._copies.look_again()
+
+    def begin_round(self) -> None:
+        """Let copies that are held go on, but not those of the next round."""
+        self._gone_on = list(self.held)
         self._copies.look_again()
 
     def _holds(self, recovery: Recovery) -> bool:
         if recovery.lineage or not recovery.num_rows:
             return False
-        if self._let_go:
+        if self.go_on or recovery in self._gone_on:
             if self.fails:
                 raise ProtocolError("failed by a test")
             return False
@@ -133,6 +142,22 @@ def _finish(job: ThreadedJob, copies: Copies) -> None:
     job.hold()
 
 
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch, copies: Copies) -> None:
+    """Let copies of any size be followed by another round until they may go on. A few marks are read at a time."""
+    monkeypatch.setattr(CopyRounds, "another_pays", lambda _: not copies.go_on)
+    monkeypatch.setattr(keyed, "_MARKS_READ", 50)
+
+
+def _go_round(job: ThreadedJob, copies: Copies, step: int) -> None:
+    """Train to a step, and let the one server that gets rows begin the next round."""
+    job.hold_at(step)
+    held = len(copies.held)
+    copies.begin_round()
+    job.wait(lambda status: len(copies.held) > held)
+    assert "ServersChanged" not in reasons(job.status())
+
+
 def _await_servers(job: ThreadedJob, servers: int) -> None:
     names = {f"ps-{index}" for index in range(servers)}
     job.wait(lambda status: {m["name"] for m in status["members"] if m["role"] == "ps"} == names)
@@ -157,6 +182,60 @@ def test_steps_are_committed_while_rows_are_copied(
     assert copies.num_ahead > 100
     assert min(copies.num_since) > 0
     assert len(copies.full_in) == 1, "the next generation asks for changes only"
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_what_has_changed_is_copied_in_rounds(
+    before: int, after: int, folder: Path, expected: dict[str, Any], copies: Copies
+) -> None:
+    job = ThreadedJob(_document(folder / f"rounds-{before}-{after}"))
+    _begin(job, before, after, copies)
+    removed = []
+    for step in (BEGIN + 7, BEGIN + 14, BEGIN + MEANWHILE):
+        _go_round(job, copies, step)
+        removed.append(copies.num_since[1])
+    copies.let_go()
+    job.wait(lambda status: "ServersChanged" in reasons(status))
+    job.hold()
+    status = ended(job)
+    assert not {"RolledBack", "MemberLost", "MemberRejoined"} & set(reasons(status))
+    assert removed == sorted(set(removed)), "rows are evicted in each round"
+    assert len(copies.full_in) == 1
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.usefixtures("rounds")
+def test_a_round_that_fails_loses_nothing_of_the_rounds_before(
+    folder: Path, expected: dict[str, Any], copies: Copies
+) -> None:
+    job = ThreadedJob(_document(folder / "round-fails"))
+    _begin(job, 1, 2, copies)
+    _go_round(job, copies, BEGIN + 12)
+    job.hold_at(BEGIN + MEANWHILE)
+    copies.fails = True
+    _finish(job, copies)
+    status = ended(job)
+    assert not {"RolledBack", "MemberLost", "MemberRejoined"} & set(reasons(status))
+    assert len(copies.full_in) == 1, "the next generation asks for changes only"
+    assert_same_model(trained_model(status), expected)
+
+
+@pytest.mark.usefixtures("rounds")
+def test_a_generation_copies_all_if_notes_end_during_a_round(
+    folder: Path, expected: dict[str, Any], copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows are evicted than a server keeps in mind. It trains on."""
+    job = ThreadedJob(_document(folder / "notes-end"))
+    _begin(job, 1, 2, copies)
+    _go_round(job, copies, BEGIN + 12)
+    monkeypatch.setattr(notes, "_MOST_REMOVED", 0)
+    job.hold_at(BEGIN + MEANWHILE)
+    _finish(job, copies)
+    status = ended(job)
+    assert not {"RolledBack", "MemberLost", "MemberRejoined"} & set(reasons(status))
+    assert len(copies.full_in) == 2
     assert_same_model(trained_model(status), expected)
 
 

@@ -19,8 +19,8 @@ from heterps_runtime.wire.messages import ShardState
 from tests.fuzz.targets.copying import Copying, feed, regular
 
 # Worlds of `copying`: all is lost, a server is new, one of three goes; a new one copies ahead, or has done so, or one
-# that trains copies ahead.
-BOTH, NEW, FEWER, AHEAD, CHANGED, TRAINS = range(6)
+# that trains copies ahead, or again what has changed.
+BOTH, NEW, FEWER, AHEAD, CHANGED, TRAINS, AGAIN = range(7)
 
 
 def answers(world: int) -> list[Any]:
@@ -28,7 +28,7 @@ def answers(world: int) -> list[Any]:
     return entries
 
 
-@pytest.mark.parametrize("world", [BOTH, NEW, FEWER, AHEAD, TRAINS])
+@pytest.mark.parametrize("world", [BOTH, NEW, FEWER, AHEAD, TRAINS, AGAIN])
 def test_right_answers_are_taken(world: int) -> None:
     copying = Copying(world)
     assert feed(copying, answers(world))
@@ -62,6 +62,16 @@ def test_without_the_notes_all_rows_are_copied() -> None:
         assert copying.recovery.num_rows > 0
 
 
+def test_another_round_copies_what_has_changed_only() -> None:
+    all_rows, changed = Copying(TRAINS), Copying(AGAIN)
+    for copying, world in ((all_rows, TRAINS), (changed, AGAIN)):
+        assert feed(copying, answers(world))
+    assert 0 < 2 * changed.recovery.num_rows < all_rows.recovery.num_rows
+    ahead = changed.holding.copied_ahead(2, 2, 1)
+    assert ahead is not None
+    assert set(ahead.origins[1].notes.values()) == {2}, "the first was taken for the round before"
+
+
 def _removed_twice(header: Any, contents: Any) -> None:
     """A list of removed keys comes with rows that were not asked for by a note."""
     header["removed"] = ["int64", [1]]
@@ -70,6 +80,10 @@ def _removed_twice(header: Any, contents: Any) -> None:
 
 def _removed_text(header: Any, _: Any) -> None:
     header["removed"] = ["float32", header["removed"][1]]
+
+
+def _note_lost(header: Any, _: Any) -> None:
+    header["kept"] = False
 
 
 def _removed_elsewhere(header: Any, contents: Any) -> None:
@@ -83,9 +97,12 @@ def _removed_elsewhere(header: Any, contents: Any) -> None:
         (AHEAD, _removed_twice, "have keys that were removed, and all rows of 'group-3' were asked for"),
         (CHANGED, _removed_text, r"have float32 \[\d+\] as keys that were removed"),
         (CHANGED, _removed_elsewhere, "are not all of shard 1"),
+        (CHANGED, _note_lost, "rows of shard 0: it is no longer known which ones have changed"),
+        (AGAIN, _removed_elsewhere, "rows of shard 1 are not all of that shard"),
+        (AGAIN, _note_lost, "rows of shard 1: it is no longer known which ones have changed"),
     ],
 )
-def test_removed_keys_that_were_not_asked_for_are_refused(world: int, change: Any, text: str) -> None:
+def test_changes_that_were_not_asked_for_are_refused(world: int, change: Any, text: str) -> None:
     entries = answers(world)
     assert entries[1][1]["op"] == "shard-rows"
     change(*entries[1][1:])

@@ -24,7 +24,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Copy:
-    """A store that gets the rows of a server's."""
+    """A store that gets the rows of a server's.
+
+    Attributes:
+        notes: by part, what has changed since then is missing.
+    """
 
     def __init__(self, server: Server, target: int = 0, num_servers: int = 1) -> None:
         self._server = server
@@ -32,9 +36,13 @@ class _Copy:
         self.shard = Shard(server.config, target)
         self.shard.begin_generation(num_servers)
         self.shard.define(TABLES, {}, {})
-        state = answer(server.shard, CopyShard(1, 0, note=True))
+        self.notes = self.take_notes()
+
+    def take_notes(self) -> dict[str, int]:
+        """Let the server take new notes."""
+        state = answer(self._server.shard, CopyShard(1, 0, note=True))
         assert isinstance(state, ShardState)
-        self.notes = state.notes
+        return state.notes
 
     def take(self, part: str, start: int, since: int = ALL) -> ShardRows:
         rows = answer(self._server.shard, CopyRows(1, 0, *self._place, part, start, since))
@@ -82,6 +90,43 @@ def test_a_copy_between_steps_ends_with_the_rows_at_the_end(target: int, num_ser
     assert sorted(copy.notes) == sorted(server.shard.describe().parts), "also candidates"
 
 
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_what_changes_while_changes_are_copied_is_sent_in_the_next_round(rounds: int, tmp_path: Path) -> None:
+    server = Server(tmp_path, rules=RULES)
+    _train(server, range(12))
+    copy, step = _Copy(server), 12
+    for part in copy.notes:
+        start = 0
+        while start >= 0:
+            start = copy.take(part, start).next
+    for _ in range(rounds):
+        notes = copy.take_notes()
+        for part, note in copy.notes.items():
+            start = 0
+            while start >= 0:
+                start = copy.take(part, start, note).next
+                _train(server, range(step, step + 1))
+                step += 1
+        copy.notes = notes
+    assert min(copy.take_changes()) > 0
+    assert rows_of(copy.shard) == rows_of(server.shard)
+
+
+def test_few_marks_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server reads the marks of a large table between other requests."""
+    server = Server(tmp_path)
+    server.train(range(200))
+    copy = _Copy(server)
+    server.train([3, 130])
+    monkeypatch.setattr(keyed, "_MARKS_READ", 64)
+    sizes, start = [], 0
+    while start >= 0:
+        rows = copy.take("group-3", start, copy.notes["group-3"])
+        sizes.append(len(rows.keys))
+        start = rows.next
+    assert sizes == [1, 0, 1, 0]
+
+
 def test_only_what_has_changed_is_sent_again(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.train(range(200), range(200))
@@ -122,14 +167,26 @@ def test_each_note_has_its_own_removals() -> None:
 
 
 @pytest.mark.parametrize("note", [0, 2, 1 << 70, -2])
-def test_a_note_that_is_not_kept_is_refused(note: int) -> None:
+def test_a_note_is_kept_from_the_time_it_is_taken(note: int) -> None:
     kept = Notes(Changes())
-    with pytest.raises(ValueError, match="the oldest is None"):
-        kept.check(1)
+    assert not kept.keeps(1)
     assert kept.take() == 1
-    kept.check(1)
-    with pytest.raises(ValueError, match="the oldest is 1"):
-        kept.check(note)
+    assert kept.keeps(1)
+    assert not kept.keeps(note)
+
+
+def test_a_server_without_the_note_sends_nothing_and_says_so(tmp_path: Path) -> None:
+    """Rows may have changed since, or none may have: it does not know."""
+    server = Server(tmp_path)
+    server.train(range(20), range(20))
+    copy = _Copy(server)
+    server.train(range(7), range(20, 25))
+    for store in server.shard.parts.values():
+        store.notes.end()
+    for part, note in copy.notes.items():
+        rows = copy.take(part, 0, note)
+        assert (len(rows.keys), rows.next, rows.kept) == (0, -1, False)
+        assert copy.take(part, 0).kept, "all rows can be had without a note"
 
 
 def test_too_many_removals_end_all_notes(monkeypatch: pytest.MonkeyPatch) -> None:

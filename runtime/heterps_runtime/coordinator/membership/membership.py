@@ -10,6 +10,7 @@ from dataclasses import replace
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MOST_PROCESSES, MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.coordinator.effects import Effects
+from heterps_runtime.coordinator.membership.copy_rounds import CopyRounds
 from heterps_runtime.coordinator.membership.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
 from heterps_runtime.coordinator.words import as_text
@@ -17,6 +18,7 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.messages import (
+    CopiedAhead,
     CopyAhead,
     FromCoordinator,
     Generation,
@@ -56,6 +58,7 @@ class Membership:
         self.notes: dict[str, str] = {}  # status of processes that are not members
         self._formed: tuple[Member, ...] = ()  # members of the generation in force
         self._setting_up: set[str] = set()  # names of those that are not ready
+        self._rounds = CopyRounds()
         self._newcomers: list[str] = []  # names of those that have joined since, and wait for the next one
         self._announced = True  # whether the members of the generation know of it
 
@@ -198,9 +201,16 @@ class Membership:
         return self.can_form() and not self.must_restore() and not self.planned.divides
 
     def _copy_ahead(self, servers: list[Member]) -> bool:
-        """Tell servers to copy rows that the next plan gives them; returns whether some of them still do."""
+        """Tell servers to copy rows that the next plan gives them; returns whether some of them still do.
+
+        When all have, they are told again while it pays, to copy what has changed since.
+        """
         sources = self.planned.sources()
         told = [server for server in servers if server.ahead_in != self.generation]
+        if told:
+            self._rounds = CopyRounds()  # these copy all
+        elif not any(server.copies_ahead for server in servers) and self._rounds.another_pays():
+            told = servers
         for server in told:
             server.ahead_in, server.copies_ahead = self.generation, True
         if told:
@@ -208,12 +218,13 @@ class Membership:
             self._tell_all(told, CopyAhead(self.generation, addresses, held_by))
         return any(server.copies_ahead for server in servers)
 
-    def copied_ahead(self, name: str, generation: int) -> bool:
+    def copied_ahead(self, name: str, copied: CopiedAhead) -> bool:
         """Note that a server has copied ahead what it can; returns whether that was asked for in this generation."""
         server = self.member(name)
-        if server is None or not server.copies_ahead or not generation == self.generation == server.ahead_in:
+        if server is None or not server.copies_ahead or not copied.generation == self.generation == server.ahead_in:
             return False
         server.copies_ahead = False
+        self._rounds.note(copied.num_rows)
         return True
 
     def _retire(self, members: Iterable[Member]) -> None:
