@@ -318,6 +318,7 @@ class ParameterServer(Member):
     def _recover(self) -> None:
         """Go on with the recovery, if one is in progress."""
         if self._recovery is not None and self._recovery.advance():
+            log(f"generation {self._generation}: copied {self._recovery.num_rows:,} rows")
             self._lineage = self._recovery.lineage
             self._holding.note_complete()
             self._end_recovery()

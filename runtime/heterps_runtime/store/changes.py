@@ -23,6 +23,7 @@ _GONE = (1 << 16) - 1  # mark of rows that were removed; marks are uint16
 AHEAD = _GONE - 1  # mark of rows that were copied ahead of a change: they are not the store's yet
 MAX_SNAPSHOTS = AHEAD - 2  # then `now` is the greatest mark but one
 _PREFETCHED = 32  # rows whose marks are requested in advance
+_BLOCK = 64  # rows whose marks are compared together: where few have changed, most blocks have none
 
 
 class Changes:
@@ -132,9 +133,18 @@ def find_marked(marks: Marks, start: int, stop: int, low: int, high: int, found:
     count = 0
     row = start
     while row < stop and count < found.size:
-        found[count] = row
-        count += low <= marks[row] <= high
-        row += 1
+        following = min(row + _BLOCK, stop)
+        if following - row == _BLOCK:
+            hit = 0
+            for i in range(np.uint64(row), np.uint64(following)):
+                hit |= (low <= marks[i]) & (marks[i] <= high)
+            if not hit:
+                row = following
+                continue
+        while row < following and count < found.size:
+            found[count] = row
+            count += low <= marks[row] <= high
+            row += 1
     end[0] = row
     return count
 
