@@ -2,7 +2,7 @@
 
 Rows change during the first round, which copies all. A further round copies those, in less time, so that fewer change
 meanwhile. The generation copies what changes during the last round, while the job stands still. All servers begin a
-round together: what changes for one of them lasts as long as the slowest one's copy.
+round together, since none is done before the slowest one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class CopyRounds:
     def another_pays(self) -> bool:
         """Whether there is to be another round, which then begins; all servers have copied.
 
-        A round that did not halve what is copied will not get there: rows change as fast as they are copied. So all
-        further rounds together copy less than the first.
+        After a round that did not halve what is copied, there is none: rows change about as fast as they are copied.
         """
         pays = self._most > _FEW and 2 * self._most < self._before
         self._before, self._most = self._most, 0
